@@ -1,0 +1,34 @@
+"""Celery tasks that never run twice at once: a renewed Redis lease around each body."""
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import (
+    ConfigurationError,
+    DuplicateTask,
+    LockLost,
+    SignatureError,
+    SingletonError,
+    StoreError,
+    StoreUnavailable,
+)
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.policy import Raise, RetryLater, Skip
+from celery_singleton_lock.task import SingletonMixin, SingletonTask
+
+__all__ = [
+    "ConfigurationError",
+    "DuplicateTask",
+    "Holder",
+    "Lease",
+    "LockLost",
+    "Raise",
+    "RetryLater",
+    "SignatureError",
+    "SingletonError",
+    "SingletonMixin",
+    "SingletonTask",
+    "Skip",
+    "StoreError",
+    "StoreUnavailable",
+    "signals",
+]

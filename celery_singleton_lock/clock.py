@@ -1,0 +1,14 @@
+"""The clock that deadlines are counted on."""
+
+from __future__ import annotations
+
+import time
+
+if hasattr(time, "CLOCK_BOOTTIME"):  # Linux: also counts the time that a machine was suspended
+
+    def now() -> float:
+        """Seconds on a clock that no one sets."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:  # pragma: no cover
+    now = time.monotonic

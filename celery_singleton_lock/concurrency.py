@@ -1,0 +1,128 @@
+"""What a native thread needs in a process whose threading may be patched by gevent or eventlet."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+Callback = Callable[[], object]
+
+
+def green() -> str:
+    """``"gevent"`` or ``"eventlet"`` where that library has patched this process's threads, else an empty string."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return "gevent"
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return "eventlet"
+    return ""
+
+
+def _native() -> Any:
+    """The `_thread` functions as they were before any patch."""
+    kind = green()
+    if kind == "gevent":
+        names = ("start_new_thread", "allocate_lock")
+        found = sys.modules["gevent.monkey"].get_original("_thread", list(names))
+        return type("native", (), {name: staticmethod(f) for name, f in zip(names, found, strict=True)})
+    if kind == "eventlet":
+        return sys.modules["eventlet.patcher"].original("_thread")
+    return _thread
+
+
+def start_native_thread(target: Callback) -> None:
+    """Start an operating-system thread that never keeps the process from ending."""
+    _native().start_new_thread(target, ())
+
+
+def native_lock() -> Any:
+    """A lock that blocks the operating-system thread."""
+    return _native().allocate_lock()
+
+
+class Alarm:
+    """A wake-up call for one waiting native thread, set from any thread or greenlet without blocking."""
+
+    def __init__(self) -> None:
+        self._lock = native_lock()
+        self._lock.acquire()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Return true when the alarm is set, or false after so many seconds (None: only when it is set)."""
+        return bool(self._lock.acquire(True, -1 if seconds is None else min(max(seconds, 0.0), _thread.TIMEOUT_MAX)))
+
+    def set(self) -> None:
+        """End the present wait, or the next one."""
+        with suppress(RuntimeError):  # it is set already
+            self._lock.release()
+
+
+class Hub:
+    """Where the renewal thread lets callbacks run that log or meet user code, which may be slow.
+
+    `call` runs them one after the other in a thread of their own; in gevent and eventlet workers each in a new greenlet of the
+    thread that made this object: logging and user code hold patched locks there, which a native thread must not wait for.
+    `call_in_loop` runs one in the loop's own greenlet, the only place to throw into another greenlet from.
+    """
+
+    def __init__(self) -> None:
+        makers = {"gevent": _gevent_calls, "eventlet": _eventlet_calls}
+        self.call, self.call_in_loop = makers.get(green(), _thread_calls)()
+
+
+Caller = Callable[[Callback], None]
+
+
+def _thread_calls() -> tuple[Caller, Caller]:
+    waiting: SimpleQueue[Callback] = SimpleQueue()
+    started: list[bool] = []
+    mutex = native_lock()
+
+    def run() -> None:
+        while True:
+            with suppress(BaseException):  # an error in a user's log filter, say
+                waiting.get()()
+
+    def call(callback: Callback) -> None:
+        waiting.put(callback)
+        with mutex:
+            if not started:
+                start_native_thread(run)
+                started.append(True)
+
+    return call, call
+
+
+def _gevent_calls() -> tuple[Caller, Caller]:
+    import gevent
+
+    loop = gevent.get_hub().loop
+    return lambda callback: loop.run_callback_threadsafe(gevent.spawn, callback), loop.run_callback_threadsafe
+
+
+def _eventlet_calls() -> tuple[Caller, Caller]:
+    import eventlet
+    from eventlet.green import socket
+
+    waiting: deque[Callback] = deque()
+    reader, writer = socket.socketpair()
+    write = sys.modules["eventlet.patcher"].original("os").write
+    schedule = eventlet.hubs.get_hub().schedule_call_global
+
+    def agent() -> None:
+        while reader.recv(64):
+            while waiting:
+                eventlet.spawn_n(waiting.popleft())
+
+    def call(callback: Callback) -> None:
+        waiting.append(callback)
+        write(writer.fileno(), b"x")  # one byte into a near-empty buffer never blocks
+
+    eventlet.spawn_n(agent)
+    return call, lambda callback: call(lambda: schedule(0, callback))

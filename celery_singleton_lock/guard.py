@@ -1,0 +1,196 @@
+"""What happens around a body: acquire, renew, run, release."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from celery.utils.nodenames import gethostname
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.attempt import POSTPONED, attempt_of
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
+from celery_singleton_lock.interrupt import interrupt_here
+from celery_singleton_lock.interrupt import run as run_interruptible
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.outcome import refused, store_away
+from celery_singleton_lock.plan import Plan, plan_of
+from celery_singleton_lock.report import send
+from celery_singleton_lock.runtime import Runtime, runtime_of
+from celery_singleton_lock.stores import Answer, Claim, Verdict
+
+logger = logging.getLogger("celery_singleton_lock")
+
+Body = Callable[[], Any]
+
+#: Attribute of a request: the lease of its body.
+LEASE = "_singleton_lease"
+#: Attribute of a request: a claim that the store may have granted, though no answer came.
+DOUBT = "_singleton_doubt"
+#: Attribute of a request: what to settle for a waiting copy of its message.
+TWIN = "_singleton_twin"
+
+
+def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
+    """Run the body under the lock of its signature.
+
+    Arguments:
+        task: the task.
+        request: its request, as the tracer made it.
+        args, kwargs: what it is called with.
+        body: runs it, with all that users put around it.
+
+    Raises:
+        BaseException: what the body raises, or what its policy says for a duplicate.
+    """
+    setattr(request, LEASE, Lease(""))
+    if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
+        return body()
+    plan = plan_of(task)
+    if not plan.options.singleton:
+        return body()
+    attempt = attempt_of(request)
+    runtime = runtime_of(task.app, single=attempt.watched)
+    claim = Claim(
+        plan.base,
+        plan.digest(args, kwargs),
+        attempt.token,
+        plan.options.lock_ttl,
+        request.id,
+        request.hostname or gethostname(),
+        os.getpid(),
+        attempt.watched,
+    )
+    return _claimed(task, request, plan, runtime, claim, body)
+
+
+def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim, body: Body) -> Any:
+    setattr(request, DOUBT, claim)
+    try:
+        verdict, sent_at = _acquire(runtime, claim)
+    except StoreUnavailable as error:
+        store_away(task, request, plan.options, claim.lock, error)
+        setattr(request, LEASE, Lease(claim.lock))
+        return body()
+    except StoreError as error:
+        send(signals.store_error, task, key=claim.lock, task_id=request.id, error=error)
+        raise
+    if verdict.answer is not Answer.GRANTED:
+        setattr(request, DOUBT, None)
+        return refused(task, request, plan.options, claim, verdict)
+    lease = Lease(claim.lock, claim, task)
+    lease.granted(sent_at, runtime.renewer.confirm)
+    setattr(request, LEASE, lease)
+    setattr(request, DOUBT, None)
+    return _held(request, plan, runtime, lease, body)
+
+
+def _acquire(runtime: Runtime, claim: Claim) -> tuple[Verdict, float]:
+    """The answer, and when it was asked for. A grant that came too late to be trusted is asked for again.
+
+    Raises:
+        StoreError: the store did not answer in time, or refused.
+    """
+    for _ in range(2):
+        sent_at = now()
+        verdict = runtime.store.acquire(claim)
+        if verdict.answer is not Answer.GRANTED or now() < sent_at + claim.ttl:
+            return verdict, sent_at
+    raise StoreUnavailable("the store answers more slowly than its leases live")
+
+
+def _held(request: Any, plan: Plan, runtime: Runtime, lease: Lease, body: Body) -> Any:
+    if request.headers and POSTPONED in request.headers:  # not for the task's own retries
+        request.headers = {name: value for name, value in request.headers.items() if name != POSTPONED}
+    success = False
+    try:
+        if plan.options.on_lock_lost == "raise":
+            lease.interrupt = interrupt_here(lease.key, runtime.hub.call_in_loop)
+        runtime.renewer.add(lease)
+        send(signals.lock_acquired, lease.task, lease=lease)
+        result = _run(lease, body)
+        success = True
+        return result
+    finally:
+        release(request, runtime, lease, success)
+
+
+def _run(lease: Lease, body: Body) -> Any:
+    if lease.interrupt is None:
+        return body()
+
+    def unless_lost() -> Any:
+        if lease.lost:  # before the interrupt was armed
+            raise LockLost(lease.key)
+        return body()
+
+    try:
+        return run_interruptible(lease.interrupt, unless_lost)
+    except LockLost as error:
+        error.args = error.args or (lease.key,)  # CPython's asynchronous exceptions come without arguments
+        raise
+
+
+def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None:
+    """Give a lease back, once; where the store is away it is left to expire.
+
+    Arguments:
+        request: of the task whose body is over.
+        runtime: where the lease is renewed.
+        lease: what to give back.
+        success: whether the body returned.
+    """
+    claim = lease.claim
+    if claim is None or claim.pid != os.getpid():  # a process that the body forked owns nothing
+        return
+    runtime.renewer.remove(lease)
+    if not lease.owned:
+        return
+    try:
+        if runtime.store.release(claim, success):
+            setattr(request, TWIN, claim)
+    except StoreError as error:
+        logger.warning(
+            "Task %s[%s]: its lock %s was left to expire: %s", lease.task.name, claim.task_id, lease.key, error
+        )
+        send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
+    else:
+        if not lease.lost:
+            send(signals.lock_released, lease.task, lease=lease)
+    lease.owned = False
+
+
+def after_run(task: Any, state: str | None) -> None:
+    """At `task_postrun`: release what a signal in the wrong moment left, and tell a waiting copy of the message how it ended.
+
+    Arguments:
+        task: the task that has been traced.
+        state: its end, as the tracer knows it.
+    """
+    request = task.request_stack.top
+    lease: Lease | None = getattr(request, LEASE, None)
+    if lease is not None and lease.owned:
+        release(request, runtime_of(task.app), lease, success=False)
+    doubt: Claim | None = getattr(request, DOUBT, None)
+    if doubt is not None:
+        _try(
+            task,
+            doubt,
+            partial(runtime_of(task.app).store.release, success=False),
+            "a lock that it may have got is left to expire",
+        )
+    twin: Claim | None = getattr(request, TWIN, None)
+    if twin is not None:
+        settle = runtime_of(task.app).store.settle
+        _try(task, twin, partial(settle, success=state == "SUCCESS"), "a copy of its message may run again")
+
+
+def _try(task: Any, claim: Claim, call: Callable[[Claim], object], otherwise: str) -> None:
+    try:
+        call(claim)
+    except StoreError as error:
+        logger.warning("Task %s[%s]: %s: %s", task.name, claim.task_id, otherwise, error)

@@ -1,0 +1,35 @@
+"""Who has a lease now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The attempt that has a lease.
+
+    Arguments:
+        task_id: id of the task that runs.
+        node: name of its worker node.
+        pid: process that runs the body.
+        age: seconds since it was granted, by the store's clock.
+        remaining: seconds until the lease expires unless it is renewed.
+    """
+
+    task_id: str = ""
+    node: str = ""
+    pid: int = 0
+    age: float = 0.0
+    remaining: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"task {self.task_id} on {self.node} (pid {self.pid}, for {self.age:.1f} s, "
+            f"expires in {self.remaining:.1f} s)"
+        )

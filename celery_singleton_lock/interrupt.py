@@ -1,0 +1,179 @@
+"""Raises `LockLost` inside a body that runs, at most once, and never outside of it.
+
+An interrupt is armed just before the body and disarmed just after. Where the exception strikes in that last moment, after the
+body's end, it is dropped (see `run`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, ClassVar, Protocol
+
+from celery_singleton_lock.concurrency import Callback, green
+from celery_singleton_lock.errors import LockLost
+
+_SIGNAL = getattr(signal, "SIGURG", None)  # ignored by default, and Celery uses it for nothing
+
+
+class Interrupt(Protocol):
+    """A way to raise in one running body."""
+
+    def arm(self) -> None:
+        """From now on the body runs. Called where it runs."""
+
+    def disarm(self) -> None:
+        """The body is over. Called where it ran; may be called twice."""
+
+    def fire(self) -> None:
+        """Raise in the body if it is armed. Called from the renewal thread."""
+
+
+def interrupt_here(key: str, call_in_hub: Callable[[Callback], None]) -> Interrupt:
+    """The kind of interrupt that reaches the calling thread or greenlet.
+
+    Arguments:
+        key: the lock's key, for the error.
+        call_in_hub: runs a callback in the greenlet library's loop, from any thread.
+    """
+    if green():
+        return _GreenletInterrupt(key, call_in_hub)
+    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        return _MainThreadInterrupt(key)
+    return _ThreadInterrupt()
+
+
+def run(interrupt: Interrupt, body: Callable[[], Any]) -> Any:
+    """Call the body with the interrupt armed.
+
+    Raises:
+        LockLost: the interrupt was fired while the body ran.
+        BaseException: whatever the body raises.
+    """
+    value: Any = _RUNNING
+    error: BaseException | None = None
+    try:
+        try:
+            interrupt.arm()
+            value = body()
+        except BaseException as raised:
+            error = raised
+        interrupt.disarm()
+    except LockLost as late:  # it struck between the body's end and `disarm`
+        interrupt.disarm()
+        if value is _RUNNING and error is None:
+            raise
+        del late
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        error = None  # no cycle of exception, traceback and frame
+
+
+_RUNNING = object()
+
+
+class _MainThreadInterrupt:
+    """By a signal to the process's main thread, whose handler raises. Ends a blocking call (PEP 475)."""
+
+    _armed: ClassVar[list[_MainThreadInterrupt]] = []  # bodies of the main thread, innermost last
+    _earlier: ClassVar[Any] = None
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._fired = False
+
+    def arm(self) -> None:
+        cls = _MainThreadInterrupt
+        installed = signal.getsignal(_SIGNAL)  # type: ignore[arg-type]
+        if installed is not _on_signal:
+            cls._earlier = installed
+            signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
+        cls._armed.append(self)
+
+    def disarm(self) -> None:
+        if self in self._armed:
+            self._armed.remove(self)
+
+    def fire(self) -> None:
+        self._fired = True
+        signal.pthread_kill(threading.main_thread().ident, _SIGNAL)  # type: ignore[arg-type]
+
+    @classmethod
+    def strike(cls, frame: FrameType | None) -> bool:
+        """Raise for a fired interrupt whose body runs in this frame; false if there is none."""
+        for interrupt in reversed(cls._armed):
+            if interrupt._fired:
+                interrupt._fired = False
+                if frame is None or frame.f_code not in _OURS:
+                    raise LockLost(interrupt._key)
+                return True
+        return False
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if not _MainThreadInterrupt.strike(frame) and callable(_MainThreadInterrupt._earlier):
+        _MainThreadInterrupt._earlier(number, frame)
+
+
+_OURS = {run.__code__, _MainThreadInterrupt.arm.__code__, _MainThreadInterrupt.disarm.__code__}
+
+
+class _ThreadInterrupt:
+    """By CPython's asynchronous exception, which strikes at the thread's next bytecode."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._thread = threading.get_ident()
+        self._armed = self._fired = False
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def disarm(self) -> None:
+        with self._mutex:
+            self._armed = False
+            if self._fired:
+                self._set(None)  # where it has not struck yet
+                self._fired = False
+
+    def fire(self) -> None:
+        with self._mutex:
+            if self._armed:
+                self._fired = True
+                self._set(LockLost)
+
+    def _set(self, exception: type[BaseException] | None) -> None:
+        target = ctypes.py_object(exception) if exception else None
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), target)
+
+
+class _GreenletInterrupt:
+    """By a throw from the loop's own greenlet, as the greenlet libraries' timeouts do."""
+
+    def __init__(self, key: str, call_in_hub: Callable[[Callback], None]) -> None:
+        from greenlet import getcurrent
+
+        self._key = key
+        self._call_in_hub = call_in_hub
+        self._greenlet = getcurrent()
+        self._armed = False
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def disarm(self) -> None:
+        self._armed = False
+
+    def fire(self) -> None:
+        self._call_in_hub(self._strike)
+
+    def _strike(self) -> None:
+        if self._armed and not self._greenlet.dead:
+            self._armed = False
+            self._greenlet.throw(LockLost(self._key))

@@ -1,0 +1,234 @@
+"""Signatures and their keys: the same work gives the same key, on every machine and through every serializer.
+
+An argument is brought to one canonical form, made of JSON types in which every compound value starts with a tag, so that
+different values cannot meet; what has no stable form is refused. The form is digested with BLAKE2b (RFC 7693).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from celery_singleton_lock.errors import ConfigurationError, SignatureError
+
+MAX_DEPTH = 64
+MAX_CALLABLE_KEY = 1024  # bytes
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
+_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def canonical(value: Any, where: str, depth: int = 0) -> Any:
+    """The canonical form of a value.
+
+    Arguments:
+        value: an argument, or a part of one.
+        where: the parameter's name, for the error.
+        depth: how deep the value lies in the argument.
+
+    Raises:
+        SignatureError: the value has no stable form.
+    """
+    kind = type(value)
+    if kind is int and not -_LARGEST < value < _LARGEST:
+        raise SignatureError(f"parameter {where!r}: the int is too large to make a key of")
+    if kind in _PLAIN:
+        return value
+    if isinstance(value, Enum):
+        return canonical(value.value, where, depth)
+    return _scalar(value) or _compound(value, where, depth)
+
+
+def _encode(form: Any) -> str:
+    try:
+        return _json(form)
+    except ValueError as error:  # sys.set_int_max_str_digits
+        raise SignatureError("an integer in the arguments is too large to make a key of") from error
+
+
+def _scalar(value: Any) -> Any:
+    """The form of what holds no other values; None where it is something else."""
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, (Decimal, UUID)):
+        return ["decimal" if isinstance(value, Decimal) else "uuid", str(value)]
+    if isinstance(value, (datetime, date, time)):
+        kind = "datetime" if isinstance(value, datetime) else "date" if isinstance(value, date) else "time"
+        return [kind, value.isoformat()]
+    if isinstance(value, timedelta):
+        return ["timedelta", value.days, value.seconds, value.microseconds]
+    return None
+
+
+def _compound(value: Any, where: str, depth: int) -> Any:
+    """The form of containers, and of subclasses of the plain types."""
+    for plain in (int, float, str):
+        if isinstance(value, plain):
+            return plain.__str__(value) if plain is str else plain(value)
+    if depth >= MAX_DEPTH:
+        raise SignatureError(f"parameter {where!r} is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, (list, tuple)):
+        return ["list", *(canonical(item, where, depth + 1) for item in value)]
+    if isinstance(value, Mapping):
+        return ["dict", {_json_key(k, where): canonical(v, where, depth + 1) for k, v in value.items()}]
+    if isinstance(value, (set, frozenset)):
+        return ["set", *sorted((canonical(item, where, depth + 1) for item in value), key=_encode)]
+    raise SignatureError(
+        f"parameter {where!r}: a {type(value).__qualname__} has no stable form to make a key of; "
+        "choose parameters with unique_on, or make the key with lock_key"
+    )
+
+
+def _json_key(key: Any, where: str) -> str:
+    """A dict key as `json.dumps` spells it."""
+    if isinstance(key, Enum):
+        key = key.value
+    if isinstance(key, str):
+        return str.__str__(key)
+    if key is None or isinstance(key, bool):
+        return {None: "null", True: "true", False: "false"}[key]
+    if isinstance(key, (int, float)):
+        return _encode(key)
+    raise SignatureError(f"parameter {where!r}: a {type(key).__qualname__} cannot be a dict key in JSON")
+
+
+def digest(form: Any) -> str:
+    """32 hex digits that stand for a canonical form.
+
+    Raises:
+        SignatureError: an integer is too large to be written in decimal (`sys.set_int_max_str_digits`).
+    """
+    return blake2b(_encode(form).encode(), digest_size=16).hexdigest()
+
+
+def escaped(text: str) -> str:
+    """A task name fit for a key: without braces (they mark a cluster's hash tag), blanks or control characters."""
+    return "".join(
+        c if c.isprintable() and c not in "{}% " else quote(c, safe="", errors="surrogatepass") for c in text
+    )
+
+
+@dataclass(frozen=True)
+class KeyPlan:
+    """How the arguments of one task become a form to digest.
+
+    Arguments:
+        signature: parameters of `run` as the caller sees them.
+        unique_on: names of the parameters that count, or None for all.
+        lock_key: a template or a callable that makes the key instead, or None.
+    """
+
+    signature: inspect.Signature
+    defaults: Mapping[str, Any]
+    unique_on: Sequence[str] | None = None
+    lock_key: str | Callable[..., str] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        signature: inspect.Signature,
+        unique_on: str | Sequence[str] | None = None,
+        lock_key: str | Callable[..., str] | None = None,
+    ) -> KeyPlan:
+        """Check the options against the parameters.
+
+        Raises:
+            ConfigurationError: a name is no parameter, or the template is not plain; the text starts with option and value.
+        """
+        names = [unique_on] if isinstance(unique_on, str) else unique_on
+        if names is not None and not (isinstance(names, (list, tuple, set, frozenset)) and _all_str(names)):
+            raise ConfigurationError(f"unique_on={unique_on!r} must be names of parameters")
+        _known(names or (), signature, f"unique_on={unique_on!r}")
+        if isinstance(lock_key, str):
+            _known(_fields(lock_key), signature, f"lock_key={lock_key!r}")
+        elif lock_key is not None and not callable(lock_key):
+            raise ConfigurationError(f"lock_key={lock_key!r} must be a template or a callable")
+        chosen = None if names is None else tuple(sorted(set(names)))
+        return cls(signature, _canonical_defaults(signature), chosen, lock_key)
+
+    def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The canonical form of a call.
+
+        Raises:
+            TypeError: the call does not fit the parameters.
+            SignatureError: an argument that counts has no stable form.
+        """
+        if callable(self.lock_key):
+            return ["key", _checked(self.lock_key(*args, **kwargs))]
+        bound = self.signature.bind(*args, **kwargs)
+        if self.lock_key is None:
+            return ["call", self._counting(bound.arguments)]
+        bound.apply_defaults()
+        return ["template", *_filled(self.lock_key, bound.arguments)]
+
+    def _counting(self, bound: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that count and differ from their default, so that a new parameter changes no old key."""
+        names = bound if self.unique_on is None else [name for name in self.unique_on if name in bound]
+        forms = {name: canonical(bound[name], name) for name in names}
+        return {name: form for name, form in forms.items() if not self._is_default(name, form)}
+
+    def _is_default(self, name: str, form: Any) -> bool:
+        return name in self.defaults and _encode(form) == self.defaults[name]
+
+
+def _filled(template: str, arguments: Mapping[str, Any]) -> list[Any]:
+    """The template's texts and, each in a list of its own, the forms of its fields."""
+    parts: list[Any] = []
+    for text, name, _, _ in string.Formatter().parse(template):
+        parts.append(text)
+        if name is not None:
+            parts.append([canonical(arguments[name], name)])
+    return parts
+
+
+def _all_str(names: Any) -> bool:
+    return all(isinstance(name, str) for name in names)
+
+
+def _known(names: Any, signature: inspect.Signature, option: str) -> None:
+    for name in names:
+        if name not in signature.parameters:
+            raise ConfigurationError(f"{option}: {name!r} is no parameter of the task")
+
+
+def _fields(template: str) -> list[str]:
+    """Field names of a template that has nothing but plain names."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigurationError(f"lock_key={template!r}: {error}") from error
+    for _, name, spec, conversion in parts:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise ConfigurationError(f"lock_key={template!r}: a field must be a plain parameter name")
+    return [name for _, name, _, _ in parts if name is not None]
+
+
+def _canonical_defaults(signature: inspect.Signature) -> dict[str, str]:
+    """Encoded forms of the defaults; one without a stable form never counts as equal to an argument."""
+    defaults = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.default is not parameter.empty:
+            try:
+                defaults[name] = _encode(canonical(parameter.default, name))
+            except SignatureError:
+                continue
+    return defaults
+
+
+def _checked(key: Any) -> str:
+    if not isinstance(key, str):
+        raise SignatureError(f"lock_key returned a {type(key).__qualname__}, not a str")
+    if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
+        raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
+    return key

@@ -1,0 +1,102 @@
+"""What of a task's options can be worked out once: checked options, how keys are made, and what they start with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock.config import (
+    DEFAULTS,
+    Options,
+    checked,
+    given_options,
+    options_of,
+    refuse_unknown,
+    settings_of,
+)
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.keys import KeyPlan, digest, escaped
+
+_KNOWN = {*DEFAULTS, "lock_key_for", "lock_holder"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one task."""
+
+    options: Options
+    keys: KeyPlan
+    base: str
+    check_call: Callable[..., object] | None
+
+    def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What tells a call from others of the task.
+
+        Raises:
+            TypeError: the call does not fit the task, as Celery says it.
+            SignatureError: an argument has no stable form.
+        """
+        try:
+            form = self.keys.form(args, kwargs)
+        except TypeError:
+            if self.check_call is not None:
+                self.check_call(*args, **kwargs)
+            raise
+        return digest(form)
+
+
+def plan_of(task: Any) -> Plan:
+    """The plan of a task, made when it is first needed.
+
+    Raises:
+        ConfigurationError: an option or setting cannot be used.
+    """
+    found: Plan | None = task.__dict__.get("_singleton_plan")
+    if found is None:
+        options = options_of(task.name, given_options(task.__class__), task.app.conf.get)
+        keys = _keys(task.__class__, options.unique_on, options.lock_key)
+        base = f"{settings_of(task.app.conf).prefix}:{{{escaped(task.name)}}}"
+        found = task.__dict__["_singleton_plan"] = Plan(options, keys, base, getattr(task, "__header__", None))
+    return found
+
+
+def forget_plans(app: Any) -> None:
+    """Work out all plans anew when they are needed next, from settings that have changed."""
+    for task in list(app.tasks.values()):
+        task.__dict__.pop("_singleton_plan", None)
+
+
+def check_class(cls: Any) -> None:
+    """Refuse bad options of a task class when it is bound; those of the app are looked at when they are needed.
+
+    Raises:
+        ConfigurationError: naming task, option and value.
+    """
+    for base in reversed(cls.__mro__):
+        refuse_unknown(cls.name, vars(base), _KNOWN)
+    given = given_options(cls)
+    for option, value in given.items():
+        if value is not None:
+            checked(option, value, f"task {cls.name}: {option}")
+    _keys(cls, given["unique_on"], given["lock_key"])
+
+
+def _keys(cls: Any, unique_on: Any, lock_key: Any) -> KeyPlan:
+    try:
+        return KeyPlan.of(_parameters(cls), unique_on, lock_key)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {cls.name}: {error}") from error
+
+
+def _parameters(cls: Any) -> inspect.Signature:
+    """The parameters of `run` without ``self``."""
+    run = inspect.getattr_static(cls, "run")
+    if isinstance(run, (staticmethod, classmethod)):
+        bound = isinstance(run, classmethod)
+        run = run.__func__
+    else:
+        bound = True
+    signature = inspect.signature(run)
+    return signature.replace(parameters=list(signature.parameters.values())[1:]) if bound else signature

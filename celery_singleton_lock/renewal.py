@@ -1,0 +1,239 @@
+"""One thread in each process that runs bodies keeps all leases of that process alive.
+
+A lease is renewed every third of its TTL. A renewal that fails is tried again so often that two more tries fit before the
+deadline, which counts from before the last successful call was sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.concurrency import Alarm, Hub, native_lock, start_native_thread
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.stores import Answer, LockStore, Renewed
+
+logger = logging.getLogger("celery_singleton_lock")
+
+BATCH = 100
+
+
+class Listener(Protocol):
+    """Who is told what becomes of leases, by way of a `Hub`."""
+
+    def renewed(self, lease: Lease) -> None:
+        """Its expiry was put off. Called by the renewal thread itself: must be quick and not fail."""
+
+    def lost(self, lease: Lease) -> None:
+        """It ended under its body. Told once."""
+
+    def retaken(self, lease: Lease) -> None:
+        """The store had lost it, nobody else had it, and it was taken again."""
+
+    def unreachable(self, lease: Lease, error: StoreError) -> None:
+        """It could not be renewed for now. Told once for each outage."""
+
+
+class Loop:
+    """A native thread that sleeps until something is due, and outlives every error.
+
+    Arguments:
+        step: does what is due, and answers when the next thing is, as a time of `clock`; infinity where there is none.
+        hub: where errors are logged.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, step: Callable[[], float], hub: Hub, clock: Callable[[], float] = now) -> None:
+        self._step = step
+        self._hub = hub
+        self._clock = clock
+        self._alarm = Alarm()
+        self._mutex = native_lock()
+        self._started = False
+        self._next = math.inf  # only spares needless alarms: each step finds out for itself what is due
+
+    def wake(self, at: float) -> None:
+        """See to it that the next step comes no later than that time."""
+        if at >= self._next:
+            return
+        with self._mutex:
+            if not self._started:
+                start_native_thread(self._run)
+                self._started = True
+        self._next = at
+        self._alarm.set()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except BaseException as error:  # whatever it is, leases must go on being renewed
+                self._next = self._clock() + 0.1
+                tell(self._hub, partial(logger.error, "Renewal of locks met an error and goes on", exc_info=error))
+
+    def _turn(self) -> None:
+        while (left := self._next - self._clock()) > 0:
+            # No longer than a second: the wait does not count the time that a machine is suspended.
+            if self._alarm.wait(None if left == math.inf else min(left, 1.0)):
+                break
+        self._next = math.inf
+        self._next = self._step()
+
+
+def tell(hub: Hub, callback: Callable[[], object]) -> None:
+    """Let a callback run that logs or sends signals; an error in a user's handler or filter must not hurt a lease."""
+    with suppress(Exception):
+        hub.call(callback)
+
+
+class Renewer:
+    """Renews the leases of one process.
+
+    Arguments:
+        store: where they live, for the renewal thread.
+        body_store: the same for the threads of bodies; another connection where the renewal thread must not share one.
+        hub: how the listener is called.
+        listener: told what becomes of leases.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(
+        self,
+        store: LockStore,
+        body_store: LockStore,
+        hub: Hub,
+        listener: Listener,
+        clock: Callable[[], float] = now,
+    ) -> None:
+        self._store = store
+        self._body_store = body_store
+        self._hub = hub
+        self._listener = listener
+        self._clock = clock
+        self._leases: dict[str, Lease] = {}
+        self._planned = math.inf  # when the thread looks next; infinity while it looks, or sleeps for good
+        self._failing = False
+        self._mutex = native_lock()
+        self._loop = Loop(self.sweep, hub, clock)
+
+    def add(self, lease: Lease) -> None:
+        """Keep this lease alive from now on."""
+        assert lease.claim is not None
+        self._leases[lease.claim.token] = lease
+        if lease.due < self._planned:
+            self._loop.wake(lease.due)
+            self._planned = lease.due
+
+    def remove(self, lease: Lease) -> None:
+        """Let go of a lease whose body is over. Waits for a call that is taking it again, so that nothing is left behind."""
+        lease.closed = True
+        assert lease.claim is not None
+        self._leases.pop(lease.claim.token, None)
+        if lease.retaking is not None:
+            with lease.retaking:
+                pass
+
+    def confirm(self, lease: Lease) -> bool:
+        """Ask the store whether a lease past its deadline is still owned; if not, it is lost. Called by the body."""
+        self._renew([lease], self._body_store, take_again=False)
+        return lease.held
+
+    def sweep(self) -> float:
+        """Renew what is due or nearly so; answers when the next is due."""
+        time, planned = self._clock(), self._planned
+        self._planned = math.inf  # whoever adds a lease from now on wakes the thread again
+        due = [lease for lease in self._leases.copy().values() if lease.due <= time + lease.ttl / 12]
+        for start in range(0, len(due), BATCH):
+            self._renew(due[start : start + BATCH], self._store)
+        # A plan is kept though its lease is gone: a stream of short tasks does not wake the thread for each of them.
+        idle = planned if planned > time else math.inf
+        self._planned = min((lease.due for lease in self._leases.copy().values()), default=idle)
+        return self._planned
+
+    def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
+        sent_at = self._clock()
+        try:
+            answers = store.renew([lease.claim for lease in leases if lease.claim], _patience(leases, sent_at))
+        except StoreError as error:
+            self._failed(leases, error, sent_at)
+            return
+        self._failing = False
+        for lease, answer in zip(leases, answers, strict=True):
+            if not lease.closed:
+                self._settled(lease, answer, sent_at, take_again)
+
+    def _settled(self, lease: Lease, answer: Renewed, sent_at: float, take_again: bool) -> None:
+        if answer is Renewed.DONE:
+            lease.renewed(sent_at)
+            self._listener.renewed(lease)
+        elif answer is Renewed.GONE:
+            if self._clock() >= lease.deadline:
+                self._lose(lease)
+            if take_again:
+                self._take_again(lease)
+        else:
+            self._give_up(lease)
+            self._lose(lease)
+
+    def _take_again(self, lease: Lease) -> None:
+        """The store has lost the lease and nobody has it: take it atomically, unless its body has ended meanwhile.
+
+        By the renewal thread alone: a greenlet that holds this mutex over a call could stop its own hub.
+        """
+        assert lease.claim is not None
+        with self._mutex:
+            lease.retaking = lease.retaking or native_lock()
+        with lease.retaking:
+            if lease.closed:
+                return
+            sent_at = self._clock()
+            try:
+                granted = self._store.acquire(lease.claim, _patience([lease], sent_at)).answer is Answer.GRANTED
+            except StoreError as error:
+                self._failed([lease], error, sent_at)
+                return
+            if granted:
+                lease.renewed(sent_at)
+        if granted:
+            tell(self._hub, partial(self._listener.retaken, lease))
+        else:
+            self._give_up(lease)
+            self._lose(lease)
+
+    def _failed(self, leases: Sequence[Lease], error: StoreError, sent_at: float) -> None:
+        """Try again soon. The last try is sent past the deadline: a body that keeps the GIL may have eaten the time before."""
+        time = self._clock()
+        for lease in leases:
+            if sent_at >= lease.deadline:
+                self._lose(lease)
+            soon = time + lease.ttl / 12  # two more tries of ttl / 6 fit between a failure half way and the deadline
+            lease.due = soon if lease.lost else min(soon, max(time, lease.deadline))
+        if not self._failing:
+            self._failing = True
+            tell(self._hub, partial(self._listener.unreachable, leases[0], error))
+
+    def _give_up(self, lease: Lease) -> None:
+        lease.owned = False
+        assert lease.claim is not None
+        self._leases.pop(lease.claim.token, None)
+
+    def _lose(self, lease: Lease) -> None:
+        with self._mutex:
+            told, lease.lost = lease.lost or lease.closed, True
+        if told:
+            return
+        if lease.interrupt is not None:
+            lease.interrupt.fire()
+        tell(self._hub, partial(self._listener.lost, lease))
+
+
+def _patience(leases: Sequence[Lease], time: float) -> float:
+    """How long a call for these leases may take: a sixth of a TTL, and no longer than until a deadline that lies ahead."""
+    ahead = [lease.deadline - time for lease in leases if lease.deadline > time]
+    return max(0.01, min([lease.ttl / 6 for lease in leases] + ahead))

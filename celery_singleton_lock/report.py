@@ -1,0 +1,50 @@
+"""What is told of a lease: one log line and one signal for each thing that happens."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.concurrency import Hub
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.lease import Lease
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class Reporter:
+    """Listens to a `Renewer`.
+
+    Arguments:
+        hub: where users are told of each renewal, if anyone listens.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def renewed(self, lease: Lease) -> None:
+        if signals.lock_renewed.receivers:
+            self._hub.call(partial(send, signals.lock_renewed, lease.task, lease=lease))
+
+    def lost(self, lease: Lease) -> None:
+        logger.warning("Task %s[%s] lost its lock %s and is still running", *_who(lease))
+        send(signals.lock_lost, lease.task, lease=lease)
+
+    def retaken(self, lease: Lease) -> None:
+        logger.warning("Task %s[%s] took its lock %s again: the store had lost it", *_who(lease))
+
+    def unreachable(self, lease: Lease, error: StoreError) -> None:
+        logger.warning("Task %s[%s]: its lock %s could not be renewed for now: %s", *_who(lease), error)
+        send(signals.store_error, lease.task, key=lease.key, task_id=_who(lease)[1], error=error)
+
+
+def _who(lease: Lease) -> tuple[str, str, str]:
+    return lease.task.name, lease.claim.task_id if lease.claim else "", lease.key
+
+
+def send(signal: Any, task: Any, **named: Any) -> None:
+    """Send a signal where anyone listens; Celery logs the errors of receivers and goes on."""
+    if signal.receivers:
+        signal.send(sender=task, **named)

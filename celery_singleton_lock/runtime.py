@@ -1,0 +1,93 @@
+"""What one process holds for one app: its store, its renewal thread, and in a prefork main process its watcher."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import Any
+
+from celery_singleton_lock.concurrency import Hub, green
+from celery_singleton_lock.config import Settings, settings_of
+from celery_singleton_lock.renewal import Renewer
+from celery_singleton_lock.report import Reporter
+from celery_singleton_lock.stores import LockStore
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.watch import Watcher
+
+_ATTRIBUTE = "_celery_singleton_lock"
+
+
+class Runtime:
+    """Made at first use in a process, and anew after a fork; nothing connects, and no thread starts, before it is needed.
+
+    Arguments:
+        settings: the app's.
+        single: this process runs one body at a time, or none, so one connection is enough.
+        store: use this store instead of the one that the settings name.
+    """
+
+    def __init__(self, settings: Settings, single: bool = False, store: LockStore | None = None) -> None:
+        self.pid = os.getpid()
+        self.settings = settings
+        limit = 1 if single else max(1, settings.pool_limit - bool(green()))
+        #: For the threads of bodies.
+        self.store = store or open_store(settings, limit)
+        self.hub = Hub()
+        # The renewal thread shares connections with bodies, but not where those wait for one in greenlets.
+        own = self.store.clone(1) if green() else self.store
+        self.renewer = Renewer(own, self.store, self.hub, Reporter(self.hub))
+
+    @cached_property
+    def watcher(self) -> Watcher:
+        """For the main process of a prefork worker, whose worker step asks for it first."""
+        return Watcher(self.store)
+
+    def forget(self) -> None:
+        """Give up file descriptors that came with a fork."""
+        watcher = self.__dict__.get("watcher")
+        if watcher is not None:
+            watcher.close()
+
+
+def open_store(settings: Settings, limit: int) -> LockStore:
+    """The store that the settings name; it connects when it is first used.
+
+    Arguments:
+        settings: the app's.
+        limit: how many connections it may have.
+    """
+    if settings.url == "memory://":
+        return MemoryStore()
+    from celery_singleton_lock.stores.redis import RedisStore, connector
+
+    connect = connector(settings.url, settings.options, settings.tls)
+    return RedisStore(connect, settings.store_timeout, limit)
+
+
+def runtime_of(app: Any, single: bool = False) -> Runtime:
+    """The runtime of an app in this process.
+
+    Arguments:
+        app: a Celery app.
+        single: see `Runtime`; counts when it is made.
+
+    Raises:
+        ConfigurationError: the app's settings cannot be used.
+    """
+    found: Runtime | None = app.__dict__.get(_ATTRIBUTE)
+    if found is not None and found.pid == os.getpid():
+        return found
+    made = Runtime(settings_of(app.conf), single)
+    if found is None:
+        return app.__dict__.setdefault(_ATTRIBUTE, made)  # type: ignore[no-any-return]
+    found.forget()
+    app.__dict__[_ATTRIBUTE] = made
+    return made
+
+
+def replace_runtime(app: Any, runtime: Runtime | None) -> Runtime | None:
+    """Use another runtime in this process from now on, None: a new one at next use; answers the one before."""
+    before: Runtime | None = app.__dict__.pop(_ATTRIBUTE, None)
+    if runtime is not None:
+        app.__dict__[_ATTRIBUTE] = runtime
+    return before

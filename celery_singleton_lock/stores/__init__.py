@@ -1,0 +1,109 @@
+"""What a store of leases does: a few atomic verbs, each safe to send twice, because the owner's token goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from celery_singleton_lock.holder import Holder
+
+#: How long it is remembered that an attempt ended in success while a copy of its message waited, in seconds.
+ENDED_TTL = 3600.0
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One attempt's request for a lease.
+
+    Arguments:
+        base: what all keys of the task start with, a cluster's hash tag included.
+        digest: what tells this signature from others of the task; empty where only the attempt is known.
+        token: the attempt's secret.
+        ttl: life of the lease in seconds.
+        watched: also note which lock the attempt has, for the worker's main process, which knows the attempt alone.
+    """
+
+    base: str
+    digest: str
+    token: str = field(repr=False)
+    ttl: float
+    task_id: str = ""
+    node: str = ""
+    pid: int = 0
+    watched: bool = False
+
+    @property
+    def lock(self) -> str:
+        """Key of the lock."""
+        return f"{self.base}:lock:{self.digest}"
+
+    @property
+    def attempt(self) -> str:
+        """Key under which the store remembers what the attempt has, or that an operator took it away."""
+        return f"{self.base}:attempt:{self.token}"
+
+    @property
+    def ended(self) -> str:
+        """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
+        return f"{self.base}:ended:{self.task_id}"
+
+
+class Answer(Enum):
+    """What became of a claim."""
+
+    GRANTED = "granted"
+    HELD = "held"
+    #: Another attempt of the same task id has ended in success.
+    ENDED = "ended"
+    #: An operator took the lock from this very attempt.
+    FREED = "freed"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to a claim, with the holder where it is held."""
+
+    answer: Answer
+    holder: Holder | None = None
+
+
+class Renewed(Enum):
+    """What became of a renewal."""
+
+    DONE = 1
+    GONE = 0
+    #: Another token is there.
+    TAKEN = -1
+
+
+class LockStore(Protocol):
+    """The verbs. Each raises `StoreUnavailable` within its timeout, or `StoreError` where the store refuses."""
+
+    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+        """Take the lock where it is free or this token's already, else tell who has it."""
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        """Put off the expiry of those that these tokens own."""
+
+    def release(self, claim: Claim, success: bool) -> bool:
+        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""
+
+    def settle(self, claim: Claim, success: bool) -> None:
+        """Tell a waiting copy of the message whether this attempt ended in success, its result stored."""
+
+    def holder(self, lock: str) -> Holder | None:
+        """Who has this lock."""
+
+    def free(self, base: str, lock: str) -> Holder | None:
+        """Take the lock from whoever has it, who will find it lost; answers who that was."""
+
+    def eviction_policy(self) -> str:
+        """The store's eviction policy; ``noeviction`` keeps locks safe."""
+
+    def clone(self, limit: int) -> LockStore:
+        """A store on the same data with its own connections, at most so many."""
+
+    def close(self) -> None:
+        """Give up all connections."""

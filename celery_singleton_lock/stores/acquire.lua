@@ -1,0 +1,25 @@
+-- Takes a lock where it is free, or this token's already; else tells who has it.
+-- KEYS  1 lock: hash of token, task, node, pid, since (ms), twin   2 attempt: key of its lock, or '' once an operator took it
+--       3 ended: 'finishing:<token>' or 'success' of another attempt with the same task id
+-- ARGV  1 token   2 ttl (ms)   3 task id   4 node   5 pid   6 '1' where the attempt key is wanted
+-- Returns {'granted'} | {'freed'} | {'ended'} | {'held', task id, node, pid, age (ms), remaining (ms)}
+if redis.call('EXISTS', KEYS[2], KEYS[3]) > 0 then
+  if redis.call('GET', KEYS[2]) == '' then return {'freed'} end
+  local ended = redis.call('GET', KEYS[3])
+  if ended == 'success' then return {'ended'} end
+  if ended then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3])} end
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local has = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since')
+if has[1] and has[1] ~= ARGV[1] then
+  if has[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'twin', 1) end
+  return {'held', has[2], has[3], has[4], now - has[5], redis.call('PTTL', KEYS[1])}
+end
+if not has[1] then
+  redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
+             'since', string.format('%.0f', now))
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
+return {'granted'}

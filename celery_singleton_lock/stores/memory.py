@@ -1,0 +1,134 @@
+"""Leases in this process alone: for users' tests, and for an app that has one worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.concurrency import native_lock
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict
+
+
+@dataclass
+class _Record:
+    token: str
+    expires: float
+    since: float = 0.0
+    task_id: str = ""
+    node: str = ""
+    pid: int = 0
+    twin: bool = False
+
+
+class MemoryStore:
+    """The `LockStore` verbs over a dict.
+
+    Arguments:
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = now) -> None:
+        self._clock = clock
+        self._mutex = native_lock()
+        self._records: dict[str, _Record] = {}
+
+    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+        with self._mutex:
+            if self._alive(claim.attempt, token=""):
+                return Verdict(Answer.FREED)
+            ended = self._alive(claim.ended)
+            if ended and ended.token == "success":
+                return Verdict(Answer.ENDED)
+            record = ended or self._alive(claim.lock)
+            if record and record.token != claim.token:
+                record.twin = record.twin or record.task_id == claim.task_id
+                return Verdict(Answer.HELD, self._holder(record))
+            self._grant(claim)
+            return Verdict(Answer.GRANTED)
+
+    def _grant(self, claim: Claim) -> None:
+        time = self._clock()
+        record = self._alive(claim.lock) or _Record(claim.token, 0, time, claim.task_id, claim.node, claim.pid)
+        record.expires = time + claim.ttl
+        self._records[claim.lock] = record
+        if claim.watched:
+            self._records[claim.attempt] = _Record(claim.lock, record.expires)
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        with self._mutex:
+            return [self._renew(claim) for claim in claims]
+
+    def _renew(self, claim: Claim) -> Renewed:
+        record = self._alive(self._lock_of(claim))
+        if record is None:
+            return Renewed.GONE
+        if record.token != claim.token:
+            return Renewed.TAKEN
+        record.expires = self._clock() + claim.ttl
+        attempt = self._alive(claim.attempt)
+        if attempt:
+            attempt.expires = record.expires
+        return Renewed.DONE
+
+    def release(self, claim: Claim, success: bool) -> bool:
+        with self._mutex:
+            lock = self._lock_of(claim)
+            record = self._alive(lock)
+            if record is None or record.token != claim.token:
+                return self._alive(claim.ended, token=f"finishing:{claim.token}") is not None
+            del self._records[lock]
+            self._records.pop(claim.attempt, None)
+            if record.twin and success:
+                self._records[claim.ended] = _Record(
+                    f"finishing:{claim.token}", self._clock() + claim.ttl, task_id=claim.task_id
+                )
+            return record.twin and success
+
+    def settle(self, claim: Claim, success: bool) -> None:
+        with self._mutex:
+            self._records.pop(claim.ended, None)
+            if success:
+                self._records[claim.ended] = _Record("success", self._clock() + ENDED_TTL)
+
+    def holder(self, lock: str) -> Holder | None:
+        with self._mutex:
+            record = self._alive(lock)
+            return self._holder(record) if record else None
+
+    def free(self, base: str, lock: str) -> Holder | None:
+        with self._mutex:
+            record = self._alive(lock)
+            if record is None:
+                return None
+            del self._records[lock]
+            freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
+            self._records[f"{base}:attempt:{record.token}"] = _Record("", freed_until)
+            return self._holder(record)
+
+    def eviction_policy(self) -> str:
+        return "noeviction"
+
+    def clone(self, limit: int) -> MemoryStore:
+        return self
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    def _lock_of(self, claim: Claim) -> str:
+        if claim.digest:
+            return claim.lock
+        attempt = self._alive(claim.attempt)
+        return attempt.token if attempt else ""
+
+    def _alive(self, key: str, token: str | None = None) -> _Record | None:
+        record = self._records.get(key)
+        if record and record.expires <= self._clock():
+            del self._records[key]
+            record = None
+        return record if record and token in (None, record.token) else None
+
+    def _holder(self, record: _Record) -> Holder:
+        time = self._clock()
+        return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time)

@@ -1,0 +1,363 @@
+"""Leases in Redis or Valkey: one script call for each verb, under one deadline.
+
+Connections of redis-py are used below its client, which would send a command again on its own and wait between tries. A command
+that met a connection closed by the server is sent once more, on a fresh one, within the same deadline: every verb can bear that.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from hashlib import sha1
+from importlib.resources import files
+from itertools import islice
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from redis import __version__, exceptions
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict
+
+_DENIED = (exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError)
+#: Error replies of a server that is there but cannot serve now. redis-py has classes for some, and takes the code out of their
+#: text; in scripts, older servers wrap the code in a text of their own.
+_OUTAGES = tuple(
+    getattr(exceptions, name)
+    for name in ("ReadOnlyError", "OutOfMemoryError", "MasterDownError", "ClusterDownError", "TryAgainError")
+    if hasattr(exceptions, name)
+)
+_PASSING = ("READONLY", "OOM ", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS", "MISCONF")
+_VERIFY = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
+
+
+_RESP2 = {"protocol": 2} if int(__version__.split(".")[0]) >= 5 else {}  # redis-py 4 knows no other
+_parse_url: Any = parse_url  # untyped in redis-py, as the next two
+_Sentinel: Any = Sentinel
+_SentinelPool: Any = SentinelConnectionPool
+
+
+class _Script:
+    """A Lua file and its digest."""
+
+    def __init__(self, name: str) -> None:
+        self.text = (files(__package__) / f"{name}.lua").read_text("utf-8")
+        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+
+
+_SCRIPTS = {name: _Script(name) for name in ("acquire", "renew", "release", "holder", "free")}
+
+
+class _Socket:
+    """A socket whose operations all share their connection's deadline."""
+
+    def __init__(self, sock: Any, connection: Any) -> None:
+        self._sock = sock
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+    def recv(self, *args: Any) -> Any:
+        return self._patient().recv(*args)
+
+    def recv_into(self, *args: Any) -> Any:
+        return self._patient().recv_into(*args)
+
+    def sendall(self, *args: Any) -> Any:
+        self._sock.settimeout(_left(self._connection.deadline))
+        return self._sock.sendall(*args)
+
+    def _patient(self) -> Any:
+        """Past the deadline, what has arrived is still read: a body that keeps the GIL may have eaten the time."""
+        self._sock.settimeout(self._connection.socket_timeout)
+        return self._sock
+
+
+class _Deadline:
+    """Mixin for redis-py connections: connect, handshake, commands and replies end by `deadline`."""
+
+    deadline = 0.0
+
+    @property
+    def socket_timeout(self) -> float:
+        """Seconds left. redis-py asks for each address of a host, and once more before the handshake."""
+        return max(0.001, self.deadline - time.monotonic())
+
+    @socket_timeout.setter
+    def socket_timeout(self, value: object) -> None:
+        """The deadline counts, and nothing that redis-py sets."""
+
+    socket_connect_timeout = socket_timeout
+
+    def _connect(self) -> Any:
+        return _Socket(super()._connect(), self)  # type: ignore[misc]
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the store did not answer in time")
+    return left
+
+
+class RedisStore:
+    """The `LockStore` verbs on a Redis or Valkey server.
+
+    Arguments:
+        connect: makes a connection, not yet connected (see `connector`).
+        timeout: seconds for a whole call.
+        limit: how many connections there are at most.
+    """
+
+    def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int = 1) -> None:
+        self._connect = connect
+        self._timeout = timeout
+        self._free: SimpleQueue[_Slot] = SimpleQueue()
+        for _ in range(limit):
+            self._free.put(_Slot())
+
+    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+        reply = self._run(
+            "acquire",
+            (claim.lock, claim.attempt, claim.ended),
+            (claim.token, _ms(claim.ttl), claim.task_id, claim.node, claim.pid, "1" if claim.watched else ""),
+            timeout,
+        )
+        answer = Answer(reply[0])
+        return Verdict(answer, _holder(reply[1:]) if answer is Answer.HELD else None)
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        keys: list[str] = []
+        args: list[Any] = []
+        for claim in claims:
+            keys += (claim.lock if claim.digest else claim.attempt, claim.attempt)
+            args += (claim.token, _ms(claim.ttl))
+        return [Renewed(answer) for answer in self._run("renew", keys, args, timeout)]
+
+    def release(self, claim: Claim, success: bool) -> bool:
+        lock = claim.lock if claim.digest else claim.attempt
+        args = (claim.token, "1" if success else "", _ms(claim.ttl))
+        return bool(self._run("release", (lock, claim.attempt, claim.ended), args))
+
+    def settle(self, claim: Claim, success: bool) -> None:
+        if success:
+            self._command("SET", claim.ended, "success", "PX", _ms(ENDED_TTL))
+        else:
+            self._command("DEL", claim.ended)
+
+    def holder(self, lock: str) -> Holder | None:
+        reply = self._run("holder", (lock,), ())
+        return _holder(reply) if reply else None
+
+    def free(self, base: str, lock: str) -> Holder | None:
+        reply = self._run("free", (lock,), (f"{base}:attempt:",))
+        return _holder(reply) if reply else None
+
+    def eviction_policy(self) -> str:
+        info = str(self._command("INFO", "memory"))
+        return next((line[17:].strip() for line in info.splitlines() if line.startswith("maxmemory_policy:")), "")
+
+    def clone(self, limit: int) -> RedisStore:
+        return RedisStore(self._connect, self._timeout, limit)
+
+    def close(self) -> None:
+        slots = []
+        with suppress(Empty):
+            while True:
+                slots.append(self._free.get_nowait())
+        for slot in slots:
+            slot.drop()
+            self._free.put(slot)
+
+    def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], timeout: float | None = None) -> Any:
+        script = _SCRIPTS[name]
+        deadline = self._deadline(timeout)
+        try:
+            return self._command("EVALSHA", script.sha, len(keys), *keys, *args, deadline=deadline)
+        except exceptions.NoScriptError:
+            return self._command("EVAL", script.text, len(keys), *keys, *args, deadline=deadline)
+
+    def _deadline(self, timeout: float | None = None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
+
+    def _command(self, *command: Any, deadline: float | None = None) -> Any:
+        deadline = deadline or self._deadline()
+        try:
+            return self._exchange(command, deadline)
+        except exceptions.NoScriptError:
+            raise
+        except _DENIED as error:
+            raise StoreError(f"the store refused: {error}") from error
+        except exceptions.ResponseError as error:
+            passing = isinstance(error, _OUTAGES) or any(word in str(error) for word in _PASSING)
+            raise (StoreUnavailable if passing else StoreError)(f"the store refused: {error}") from error
+        except (exceptions.RedisError, OSError) as error:
+            raise StoreUnavailable(f"the store could not be reached: {error}"[:300]) from error
+
+    def _exchange(self, command: Sequence[Any], deadline: float) -> Any:
+        held: list[_Slot] = []
+        try:
+            # From the queue into the list in C: an exception of a signal handler cannot come between and lose the slot.
+            held.extend(islice(iter(partial(self._free.get, True, _left(deadline)), None), 1))
+            return self._talk(held[0], command, deadline)
+        except Empty:
+            raise TimeoutError("no connection to the store was free in time") from None
+        finally:
+            if held:
+                self._free.put(held[0])
+
+    def _talk(self, slot: _Slot, command: Sequence[Any], deadline: float) -> Any:
+        """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
+        if slot.dirty:
+            slot.drop()
+        slot.dirty = True
+        if slot.connection is None:
+            slot.connection = self._connect()
+        slot.connection.deadline = deadline
+        try:
+            reply = _sent(slot.connection, command)
+        except exceptions.ResponseError as error:
+            slot.dirty = isinstance(error, exceptions.ReadOnlyError)  # look for the new master then
+            raise
+        slot.dirty = False
+        return reply
+
+
+class _Slot:
+    """Room for one connection. It is dirty while a command is under way, and after one that was broken off."""
+
+    def __init__(self) -> None:
+        self.connection: Any = None
+        self.dirty = False
+
+    def drop(self) -> None:
+        """Close the connection."""
+        if self.connection is not None:
+            self.connection.disconnect()
+
+
+def _sent(connection: Any, command: Sequence[Any]) -> Any:
+    if connection._sock is not None:
+        try:
+            return _asked(connection, command)
+        except _DENIED:
+            raise
+        except exceptions.ConnectionError:  # closed by the server since it was used last
+            connection.disconnect()
+    connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
+    return _asked(connection, command)
+
+
+def _asked(connection: Any, command: Sequence[Any]) -> Any:
+    connection.send_packed_command([_packed(command)])
+    return connection.read_response()
+
+
+def _packed(command: Sequence[Any]) -> bytes:
+    """A command in RESP. (hiredis 3.5 crashes if a signal handler raises while it packs one.)"""
+    words = [str(word).encode("utf-8", "backslashreplace") for word in command]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _holder(reply: Sequence[Any]) -> Holder:
+    task_id, node, pid, age, remaining = reply
+    return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000)
+
+
+def connector(url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+    """A function that makes connections to the server that a URL names, as Celery spells URLs.
+
+    Arguments:
+        url: ``redis://``, ``rediss://``, ``redis+socket://`` or ``sentinel://`` (several, separated by semicolons).
+        options: Celery's transport options; `master_name`, `sentinel_kwargs`, `username` and `password` are used.
+        tls: certificate options as in Celery's `redis_backend_use_ssl`.
+
+    Raises:
+        ConfigurationError: the URL or the options do not name a server.
+    """
+    try:
+        return _connector(url, options, tls)
+    except ConfigurationError:
+        raise
+    except TypeError as error:  # an option that redis-py does not know
+        raise ConfigurationError(f"singleton_lock_url: {error}") from None
+    except (ValueError, exceptions.RedisError):  # whose text may show a part of a password
+        raise ConfigurationError("singleton_lock_url cannot be read; are special characters percent-encoded?") from None
+
+
+def _connector(url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None) -> Callable[[], Any]:
+    wanted: dict[str, Any] = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), **_RESP2}
+    wanted.update({name: options[name] for name in ("username", "password") if options.get(name)})
+    scheme = urlsplit(url).scheme
+    if scheme == "sentinel":
+        return _sentinel(url, options, tls, wanted)
+    found = dict(_parse_url(_as_redis_py_spells(url)))
+    for name in ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections"):
+        found.pop(name, None)  # ours are used
+    base: Any = UnixDomainSocketConnection if "path" in found else Connection
+    if scheme == "rediss" or tls:
+        base = SSLConnection
+        found = _host_checked({**_tls(tls or {}), **_tls(found)})
+    return _maker(base, {**wanted, **found})
+
+
+def _maker(base: Any, options: dict[str, Any]) -> Callable[[], Any]:
+    kind = type(f"Bounded{base.__name__}", (_Deadline, base), {})
+    kind(**options)  # refuses what it does not know
+    return lambda: kind(**options)
+
+
+def _as_redis_py_spells(url: str) -> str:
+    """Celery's `redis+socket:///path?virtual_host=1` is redis-py's `unix:///path?db=1`."""
+    url = url.replace("redis+socket://", "unix://", 1)
+    return url.replace("virtual_host=", "db=") if url.startswith("unix://") else url
+
+
+def _tls(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Certificate options as redis-py takes them; the server's certificate is checked unless they say otherwise."""
+    found = dict(options)
+    wanted = found.get("ssl_cert_reqs")
+    if wanted is not None:
+        found["ssl_cert_reqs"] = _VERIFY.get(wanted, wanted) if isinstance(wanted, str) else ssl.VerifyMode(wanted)
+    return found
+
+
+def _host_checked(options: dict[str, Any]) -> dict[str, Any]:
+    """With the server's name checked where its certificate is: redis-py before 6 does not unless it is told."""
+    unchecked = options.get("ssl_cert_reqs") in ("none", ssl.CERT_NONE)
+    return {"ssl_check_hostname": not unchecked, **options}
+
+
+def _sentinel(url: str, options: Mapping[str, Any], tls: Any, wanted: dict[str, Any]) -> Callable[[], Any]:
+    if not options.get("master_name"):
+        raise ConfigurationError(
+            "singleton_lock_url: a sentinel:// URL needs master_name in Celery's transport options"
+        )
+    parts = [urlsplit(part) for part in url.split(";")]
+    last = parts[-1]
+    wanted |= {"db": int(last.path.strip("/") or 0)}
+    wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
+    bounds = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+    asked = {**bounds, **(options.get("sentinel_kwargs") or {})}
+    sentinel = _Sentinel([(part.hostname, part.port or 26379) for part in parts], sentinel_kwargs=asked)
+    base: Any = SentinelManagedSSLConnection if tls else SentinelManagedConnection
+    kind = type(f"Bounded{base.__name__}", (_Deadline, base), {})
+    pool = _SentinelPool(
+        options["master_name"], sentinel, ssl=bool(tls), connection_class=kind, **{**wanted, **_tls(tls or {})}
+    )
+    make: Callable[[], Any] = pool.make_connection
+    return make

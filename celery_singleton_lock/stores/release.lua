@@ -1,0 +1,15 @@
+-- Frees a lock if this token owns it.
+-- KEYS  1 lock, or the attempt key again where only the attempt is known   2 attempt   3 ended
+-- ARGV  1 token   2 '1' after a success   3 how long (ms) a waiting copy of the message trusts that this end will be settled
+-- Returns 1 where such a copy waits, else 0
+local lock = KEYS[1]
+if lock == KEYS[2] then lock = redis.call('GET', lock) end
+local finishing = 'finishing:' .. ARGV[1]
+local has = lock and lock ~= '' and redis.call('HMGET', lock, 'token', 'twin') or {}
+if has[1] ~= ARGV[1] then -- another's, or released by this very call before its reply was lost
+  return redis.call('GET', KEYS[3]) == finishing and 1 or 0
+end
+redis.call('DEL', lock, KEYS[2])
+if not has[2] or ARGV[2] ~= '1' then return 0 end
+redis.call('SET', KEYS[3], finishing, 'PX', ARGV[3])
+return 1

@@ -1,0 +1,160 @@
+"""The task class that users take as a base."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery.app.task import Task
+
+from celery_singleton_lock import worker
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
+from celery_singleton_lock.guard import LEASE, execute
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.plan import check_class, plan_of
+from celery_singleton_lock.policy import Policy
+from celery_singleton_lock.runtime import runtime_of
+
+
+class SingletonMixin:
+    """Everything of `SingletonTask`, to be combined with another task class: ``class Base(SingletonMixin, DjangoTask)``.
+
+    An option that is None is taken from the app setting ``singleton_`` + its name, else its default is used.
+    """
+
+    #: ``False``: behave as a plain task. Default: True.
+    singleton: bool | None = None
+
+    #: Names of the parameters that make the signature; ``[]``: the task name alone. Default: all arguments.
+    unique_on: str | Sequence[str] | None = None
+
+    #: A template such as ``"{account}"``, or a callable with the task's arguments that returns the key.
+    lock_key: str | Callable[..., str] | None = None
+
+    #: ``"skip"`` (default), ``"retry"``, ``"raise"``, a policy object, or a callable ``(task, holder) -> policy``.
+    on_duplicate: str | Policy | Callable[..., Any] | None = None
+
+    #: Seconds that a lease outlives a holder that vanished, at least 1; it is renewed every third of that. Default: 30.
+    lock_ttl: float | None = None
+
+    #: ``"warn"`` (default), or ``"raise"``: `LockLost` is raised inside the body.
+    on_lock_lost: str | None = None
+
+    #: The store cannot be reached: ``"retry"`` later (default), ``"run"`` unprotected, or ``"raise"``.
+    on_store_error: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = [base for base in cls.__mro__ if base in (Task, SingletonMixin)]
+        if order[0] is Task:
+            raise ConfigurationError(f"{cls.__qualname__}: SingletonMixin must come before the other task class")
+
+    @classmethod
+    def bind(cls: Any, app: Any) -> Any:
+        """Called by Celery when the task's class meets its app.
+
+        Raises:
+            ConfigurationError: an option cannot be used.
+        """
+        bound = super().bind(app)  # type: ignore[misc]
+        if cls.name and not cls.name.startswith("celery.") and cls.singleton is not False:
+            check_class(cls)
+            throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,)
+            cls.throws = tuple(throws) if DuplicateTask in throws else (*throws, DuplicateTask)
+            _install(cls)
+            worker.prepare(bound)
+        return bound
+
+    @property
+    def lease(self: Any) -> Lease:
+        """The lock of the body that runs now; one that is not `protected` outside of a body."""
+        return getattr(self.request_stack.top, LEASE, None) or Lease("")
+
+    def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
+        """The lock key of a call with these arguments.
+
+        Raises:
+            TypeError: they do not fit the task.
+            SignatureError: one of them has no stable form.
+            ConfigurationError: there is no store.
+        """
+        plan = plan_of(self)
+        return f"{plan.base}:lock:{plan.digest(args, kwargs)}"
+
+    def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
+        """Who holds the lock of a call with these arguments, without queueing for it.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
+        return runtime_of(self.app).store.holder(self.lock_key_for(*args, **kwargs))
+
+    def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
+        """Take the lock of a call from its holder, who will find it lost; answers who that was.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
+        return runtime_of(self.app).store.free(plan_of(self).base, self.lock_key_for(*args, **kwargs))
+
+    def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
+        """Called by a worker for each of its tasks; gives each delivery an attempt of its own."""
+        if getattr(type(self).__call__, "_singleton", False):
+            self.Request = worker.request_class(self.Request, app, consumer)
+        return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
+
+
+class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
+    """A Celery task that holds a lock for its signature while its body runs."""
+
+    abstract = True
+
+
+def _install(cls: Any) -> None:
+    """Put the lock around whatever this class calls its body, even where a subclass does not call ``super()``."""
+    if not getattr(cls.__dict__.get("__call__"), "_singleton", False):
+        cls.__call__ = _guarded(cls)
+    if _defined_in(cls, "before_start") is not Task and not hasattr(cls.__dict__.get("before_start"), "_singleton"):
+        cls.before_start = _inside(cls.before_start)
+
+
+def _defined_in(cls: Any, name: str) -> Any:
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def _guarded(cls: Any) -> Any:
+    """What the tracer calls: takes the lock, unless the call comes from user code."""
+    original = getattr(cls.__call__, "_original", None if _defined_in(cls, "__call__") is Task else cls.__call__)
+
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = self.request_stack.top
+        call = original or Task.__call__
+        if request is None or request.called_directly or hasattr(request, LEASE):
+            return call(self, *args, **kwargs)
+
+        def body() -> Any:
+            self.before_start(request.id, args, kwargs)
+            if original is not None:
+                return original(self, *args, **kwargs)
+            request._protected = (
+                1  # as `celery.app.trace._install_stack_protection` (5.7): from now on a call is a direct one
+            )
+            return self.run(*args, **kwargs)
+
+        return execute(self, request, args, kwargs, body)
+
+    guarded._singleton = True  # type: ignore[attr-defined]
+    guarded._original = original  # type: ignore[attr-defined]
+    return guarded
+
+
+def _inside(original: Any) -> Any:
+    """`before_start` is called by the tracer before the lock is taken; it is left out then, and called under the lock."""
+
+    def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        if hasattr(self.request_stack.top, LEASE):
+            original(self, task_id, args, kwargs)
+
+    before_start._singleton = True  # type: ignore[attr-defined]
+    return before_start

@@ -1,0 +1,196 @@
+"""The main process of a prefork worker renews for its children, and frees what a dead child held.
+
+It knows the attempt that each child has been given, and nothing else; the store knows what lock the attempt has, if any. So it
+needs no word from the child, which may hold the GIL, be stopped, or be dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.renewal import BATCH
+from celery_singleton_lock.stores import Claim, LockStore
+
+logger = logging.getLogger("celery_singleton_lock")
+
+POLL = 0.5  # seconds between looks at children whose death cannot be waited for
+
+
+@dataclass
+class Child:
+    """A pool process and the attempt that it was last given.
+
+    Arguments:
+        pid: the process.
+        handle: a file descriptor that can be read once the process is dead (`os.pidfd_open`), or -1.
+        claim: the attempt; its digest may be empty.
+        going: whether the pool still waits for the attempt's end.
+        due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
+        until: of a dead child, when its lease has expired anyhow.
+    """
+
+    pid: int
+    handle: int
+    claim: Claim
+    going: Callable[[], bool]
+    due: float
+    until: float = 0.0
+
+
+class Watcher:
+    """Keeps an eye on the children of one main process.
+
+    An attempt is renewed while the pool waits for its end, and freed when its process is dead. In between it is left alone: a
+    pool is told that a time limit has ended an attempt before that is so, and what a child could not release expires.
+
+    Arguments:
+        store: where the leases live.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(self, store: LockStore, clock: Callable[[], float] = now) -> None:
+        self._store = store
+        self._clock = clock
+        self._children: dict[int, Child] = {}
+        self._dead: list[Child] = []
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._poll = select.poll()
+        self._reader, self._writer = os.pipe()
+        self._poll.register(self._reader, select.POLLIN)
+        self._next = 0.0
+
+    def accepted(self, pid: int, claim: Claim, going: Callable[[], bool]) -> None:
+        """A child has begun an attempt; what it was given before is over.
+
+        Arguments:
+            pid: the child.
+            claim: the attempt; its digest may be empty.
+            going: whether the pool still waits for the attempt's end.
+        """
+        due = self._clock() + claim.ttl / 3
+        with self._mutex:
+            child = self._children.get(pid)
+            if child is None:
+                self._children[pid] = Child(pid, self._handle(pid), claim, going, due)
+            else:
+                child.claim, child.going, child.due = claim, going, due
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
+                self._thread.start()
+        if child is None or due < self._next:
+            os.write(self._writer, b"x")
+
+    def close(self) -> None:
+        """Give up the file descriptors, in a process that came of a fork."""
+        for handle in (self._reader, self._writer, *(child.handle for child in self._children.values())):
+            if handle >= 0:
+                os.close(handle)
+
+    def _handle(self, pid: int) -> int:
+        try:
+            handle = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # no such call here, or dead already: `_has_died` finds out
+            return -1
+        self._poll.register(handle, select.POLLIN)
+        return handle
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._turn()
+            except Exception:
+                logger.exception("Watching the pool's processes met an error and goes on")
+                threading.Event().wait(0.1)
+
+    def _turn(self) -> None:
+        """Wait until something is due, or a child dies; then see to it."""
+        ready = {handle for handle, _ in self._poll.poll(self._timeout())}
+        self._next = 0.0  # until the next wait, which looks at all children, nobody need ring
+        if self._reader in ready:
+            os.read(self._reader, 4096)
+        time = self._clock()
+        for child in self._snapshot():
+            if self._has_died(child, ready):
+                self._bury(child, time)
+        for child in [child for child in self._dead if child.due <= time]:
+            self._free(child, time)
+        due = [child for child in self._snapshot() if child.due <= time + child.claim.ttl / 12]
+        going = [child for child in due if self._is_going(child)]
+        for start in range(0, len(going), BATCH):
+            self._renew(going[start : start + BATCH], time)
+
+    def _snapshot(self) -> list[Child]:
+        with self._mutex:
+            return list(self._children.values())
+
+    def _timeout(self) -> float | None:
+        """Milliseconds until something is due; None: until a child dies or is added."""
+        time = self._clock()
+        self._next = math.inf  # whoever adds a child from now on rings
+        watched = [child for child in self._snapshot() if child.due < math.inf]
+        dues = [child.due for child in (*watched, *self._dead)]
+        if any(child.handle < 0 for child in watched):
+            dues.append(time + POLL)
+        self._next = min(dues, default=math.inf)
+        return max(0.0, self._next - time) * 1000 + 1 if dues else None
+
+    def _has_died(self, child: Child, ready: set[int]) -> bool:
+        if child.handle >= 0:
+            return child.handle in ready
+        try:
+            os.kill(child.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    def _bury(self, child: Child, time: float) -> None:
+        """No more renewal for this one; its lease is freed, now that no code of it can run."""
+        with self._mutex:
+            del self._children[child.pid]
+        if child.handle >= 0:
+            self._poll.unregister(child.handle)
+            os.close(child.handle)
+        child.due, child.until = time, time + child.claim.ttl
+        self._dead.append(child)
+
+    def _free(self, child: Child, time: float) -> None:
+        try:
+            self._store.release(child.claim, success=False)
+        except Exception as error:
+            if time < child.until:
+                child.due = time + POLL
+                return
+            logger.warning("The lock of pool process %d was left to expire: %s", child.pid, error)
+        self._dead.remove(child)
+
+    def _is_going(self, child: Child) -> bool:
+        """Whether its attempt is to be renewed; if not, nothing is due until it is given another."""
+        claim = child.claim
+        if child.going():
+            return True
+        with self._mutex:
+            if child.claim is claim:
+                child.due = math.inf
+        return False
+
+    def _renew(self, children: Sequence[Child], time: float) -> None:
+        claims = [child.claim for child in children]
+        try:
+            self._store.renew(claims, min(claim.ttl for claim in claims) / 6)
+            share = 3
+        except StoreError as error:  # the child tells of it
+            logger.debug("Locks of pool processes could not be renewed for now: %s", error)
+            share = 12
+        with self._mutex:
+            for child, claim in zip(children, claims, strict=True):
+                if child.claim is claim:
+                    child.due = time + claim.ttl / share

@@ -1,0 +1,114 @@
+"""What a worker does for singleton tasks: names deliveries, checks settings at its start, and watches prefork children."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+from celery.signals import task_postrun
+from kombu.utils.imports import symbol_by_name
+
+from celery_singleton_lock.attempt import PROPERTY, Attempt
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.guard import after_run
+from celery_singleton_lock.outcome import serializer_of
+from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores import Claim
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+def prepare(app: Any) -> None:
+    """Called for each singleton task that is bound: an app that has none is left as it is."""
+    app.steps["worker"].add(SingletonStep)
+    task_postrun.connect(_on_postrun, dispatch_uid="celery_singleton_lock")
+
+
+def _on_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    if getattr(type(sender).__call__, "_singleton", False):
+        after_run(sender, state)
+
+
+class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks settings and options when a worker is made, and looks at the store when it starts.
+
+    Raises:
+        ConfigurationError: there is no store, or a setting or option cannot be used.
+    """
+
+    label = "singleton locks"
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        runtime_of(parent.app, single=_is_prefork(parent.pool_cls))
+        for task in list(parent.app.tasks.values()):
+            if getattr(type(task).__call__, "_singleton", False):
+                plan_of(task)
+
+    def start(self, parent: Any) -> None:
+        runtime = runtime_of(parent.app, single=_is_prefork(parent.pool_cls))
+        try:
+            policy = runtime.store.eviction_policy()
+        except StoreError as error:
+            logger.warning("The store of locks cannot be used for now: %s", error)
+            return
+        if policy not in ("", "noeviction"):
+            logger.warning(
+                "The store of locks may drop them when its memory is full: its maxmemory-policy is %s", policy
+            )
+
+
+def _is_prefork(pool: Any) -> bool:
+    from celery.concurrency.prefork import TaskPool
+
+    return isinstance(pool, TaskPool) or (isinstance(pool, type) and issubclass(pool, TaskPool))
+
+
+class AttemptMixin:
+    """Names each delivery; of those to prefork children, tells the watcher which child has which."""
+
+    watcher: Any = None
+    _attempt: Attempt
+
+    def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
+        eventer = self._eventer
+        self._attempt = Attempt(
+            serializer=serializer_of(self.content_type or message.content_type),
+            events=bool(eventer and eventer.enabled and self.task.send_events),
+            watched=self.watcher is not None,
+        )
+        properties = {**(self._request_dict.get("properties") or {}), PROPERTY: self._attempt}
+        self._request_dict["properties"] = properties
+
+    def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
+        """Called in the main process when a child has begun."""
+        super().on_accepted(pid, time_accepted)  # type: ignore[misc]
+        if self.watcher is not None:
+            try:
+                plan = plan_of(self.task)
+                claim = Claim(plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id)
+                self.watcher.accepted(pid, claim, self._is_going)
+            except Exception:  # an error here would leave the message without an acknowledgement
+                logger.exception("Task %s[%s] is not watched by the main process", self.name, self.id)
+
+    def _is_going(self: Any) -> bool:
+        """Whether the pool still waits for the end (`Request._apply_result` is private to Celery: may be missing)."""
+        reference = getattr(self, "_apply_result", None)
+        if reference is None:
+            return True
+        result = reference()
+        return result is not None and not result.ready()
+
+
+def request_class(base: Any, app: Any, consumer: Any) -> Any:
+    """The request class of a task, or the user's own, combined with ours."""
+    base = symbol_by_name(base)  # type: ignore[no-untyped-call]
+    if issubclass(base, AttemptMixin):
+        return base
+    prefork = _is_prefork(consumer.pool)
+    watcher = runtime_of(app, single=True).watcher if prefork else None
+    return type(base.__name__, (AttemptMixin, base), {"watcher": watcher})

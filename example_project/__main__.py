@@ -1,0 +1,45 @@
+"""`python -m example_project`: the whole service on this machine for a short while, with a worker killed under it."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from example_project import demo, display, interrupts
+from example_project.processes import DemoFailed
+from example_project.redis_server import NoServerFound
+
+
+def options() -> demo.Options:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m example_project", description=__doc__)
+    parser.add_argument(
+        "--redis-url", metavar="URL", help="use this server and database, under a key prefix of our own"
+    )
+    parser.add_argument("--seconds", type=float, default=24.0, help="how long work is asked for (default: %(default)g)")
+    parser.add_argument("--no-kill", action="store_true", help="leave all workers alive")
+    parser.add_argument("--keep", action="store_true", help="keep the working directory: ledger and logs")
+    parser.add_argument(
+        "--timeline", type=Path, default=Path("timeline.svg"), metavar="PATH", help="the picture (default: %(default)s)"
+    )
+    words = parser.parse_args()
+    if not 5 <= words.seconds <= 3600:
+        parser.error("--seconds must be from 5 to 3600")
+    return demo.Options(words.seconds, not words.no_kill, words.keep, words.timeline, words.redis_url)
+
+
+def main() -> int:
+    """Run the demo and return its exit code: 0 all well, 1 a broken promise, 2 could not run, 130 interrupted."""
+    wanted = options()
+    interrupts.listen()
+    try:
+        return demo.run(wanted, display.choose())
+    except (DemoFailed, NoServerFound) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; everything is stopped", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

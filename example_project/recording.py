@@ -1,0 +1,62 @@
+"""What is written to the ledger about the runs themselves: bodies, duplicates, workers."""
+
+# Celery has no types of its own, its decorators neither.
+# mypy: disallow-untyped-decorators=False
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from celery.signals import worker_init, worker_ready
+
+from celery_singleton_lock import Holder, SingletonTask, signals
+from example_project import ledger
+
+_INSERT = "INSERT INTO runs (task, work, key, task_id, node, pid, started) VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+@contextmanager
+def recorded(task: SingletonTask, work: str) -> Iterator[None]:
+    """Write down the start and the end of a body; a body that is killed has no end."""
+    request = task.request
+    row = (short(task), work, task.lease.key, request.id, request.hostname, os.getpid(), monotonic())
+    with ledger.transaction() as connection:
+        run = connection.execute(_INSERT, row).lastrowid
+    try:
+        yield
+    finally:
+        with ledger.transaction() as connection:
+            connection.execute("UPDATE runs SET ended = ? WHERE id = ?", (monotonic(), run))
+
+
+def short(task: SingletonTask) -> str:
+    """Return a task's name without its module."""
+    return str(task.name).rpartition(".")[2]
+
+
+@signals.duplicate.connect
+def on_duplicate(sender: SingletonTask, key: str, task_id: str, holder: Holder, policy: object, **_: Any) -> None:
+    """Write down what became of a duplicate, under its policy's name."""
+    node = str(sender.request.hostname)
+    kind = type(policy).__name__
+    ledger.note(kind, task=short(sender), key=key, task_id=task_id, node=node, holder=str(holder.node))
+
+
+@signals.lock_lost.connect
+def on_lost(sender: SingletonTask, lease: Any, **_: Any) -> None:
+    """Write down a lease that was lost: in this demo that is a fault."""
+    ledger.note("lost", task=short(sender), key=lease.key, node=str(sender.request.hostname))
+
+
+@worker_init.connect
+def on_init(**_: Any) -> None:
+    """Have a ledger before the first task."""
+    ledger.create()
+
+
+@worker_ready.connect
+def on_ready(sender: Any, **_: Any) -> None:
+    """Write down that a worker takes messages from now on."""
+    ledger.note("ready", node=str(sender.hostname))

@@ -1,0 +1,93 @@
+"""The service's tasks: each is locked per signature, with the policy that suits it."""
+
+# Celery has no types of its own, its decorators neither.
+# mypy: disallow-untyped-decorators=False
+
+import random
+import time
+from typing import Any
+
+from celery import chord
+
+from celery_singleton_lock import RetryLater, SingletonTask
+from example_project import ledger
+from example_project.app import app
+from example_project.recording import recorded
+
+CURRENCIES = ("EUR", "GBP", "JPY", "CHF", "SEK")
+
+#: A second payment of an account waits for the first: it looks again after one second, then a little later each time.
+SYNC_AGAIN = RetryLater(delay=1.0, backoff=1.5, max_delay=1.5, jitter=0.2)
+
+
+@app.task(bind=True, base=SingletonTask, on_duplicate="skip", ignore_result=True)
+def import_rates(self: SingletonTask) -> int:
+    """Fetch one edition of all rates, a second for each currency; asked for while it runs, it is skipped."""
+    with recorded(self, "import rates"):
+        edition = 1 + ledger.number("SELECT max(edition) FROM editions")
+        with ledger.transaction() as connection:
+            connection.execute("INSERT INTO editions (edition) VALUES (?)", (edition,))
+        for currency in CURRENCIES:
+            time.sleep(1.0)
+            with ledger.transaction() as connection:
+                connection.execute("INSERT INTO rates VALUES (?, ?, ?)", (edition, currency, random.uniform(0.5, 2)))
+        with ledger.transaction() as connection:
+            connection.execute("UPDATE editions SET complete = 1 WHERE edition = ?", (edition,))
+    return edition
+
+
+@app.task(bind=True, base=SingletonTask, unique_on=["account"], on_duplicate=SYNC_AGAIN)
+def sync_account(self: SingletonTask, account: str, payment: int) -> int:
+    """Post one payment to its account; two payments of one account wait for each other, and none is dropped."""
+    with recorded(self, f"sync {account}"):
+        before = ledger.balance_of(account)
+        cents = ledger.number("SELECT cents FROM payments WHERE id = ?", payment)
+        time.sleep(1.0)  # the bank answers; a second body meanwhile would read the same balance
+        ledger.post_payment(payment, account, before + cents)
+    return payment
+
+
+@app.task(bind=True, base=SingletonTask, on_duplicate="raise")
+def monthly_report(self: SingletonTask, month: str) -> int:
+    """Add up all balances; who asks for a month that is being reported gets a `DuplicateTask` error."""
+    with recorded(self, f"report {month}"):
+        total = ledger.number("SELECT sum(cents) FROM balances")
+        time.sleep(2.5)
+        with ledger.transaction() as connection:
+            connection.execute("INSERT INTO reports VALUES (?, ?)", (month, total))
+    return total
+
+
+@app.task(bind=True, base=SingletonTask, on_duplicate="skip")
+def revalue(self: SingletonTask, account: str, currency: str) -> float:
+    """Value an account in another currency, at the newest complete rates."""
+    with recorded(self, f"revalue {account} {currency}"):
+        time.sleep(1.5)
+        edition = ledger.number("SELECT max(edition) FROM editions WHERE complete = 1")
+        rows = ledger.read("SELECT rate FROM rates WHERE edition = ? AND currency = ?", edition, currency)
+        amount = ledger.balance_of(account) / 100 * (rows[0]["rate"] if rows else 1.0)
+        with ledger.transaction() as connection:
+            connection.execute("INSERT INTO valuations VALUES (?, ?, ?)", (account, currency, amount))
+    return amount
+
+
+@app.task(bind=True, base=SingletonTask, lock_key="{book}", on_duplicate="retry")
+def close_book(self: SingletonTask, results: list[Any], book: str) -> int:
+    """Close a book once all members of its chord are done, the skipped ones included."""
+    with recorded(self, f"close {book}"), ledger.transaction() as connection:
+        connection.execute("INSERT OR IGNORE INTO books VALUES (?, ?)", (book, len(results)))
+    return len(results)
+
+
+def pay(account: str, cents: int) -> None:
+    """Write down a payment and ask for its sync; the ledger will tell, nobody waits for a result."""
+    sync_account.apply_async((account, ledger.add_payment(account, cents)), ignore_result=True)
+
+
+@app.task(ignore_result=True)
+def prepare_book(book: str) -> None:
+    """Start the chord that closes a book; two of its members are duplicates of others. A plain task, never locked."""
+    payments = [ledger.add_payment("initech", cents) for cents in (1100, 2200)]
+    members = [revalue.s("acme", "EUR"), revalue.s("acme", "EUR"), revalue.s("globex", "GBP")]
+    members += [sync_account.s("initech", payment) for payment in payments]
+    chord(members)(close_book.s(book=book))

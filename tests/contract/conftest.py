@@ -1,0 +1,178 @@
+"""The stores that the contract suite runs over, each with names of the test's own."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from redis import Redis
+
+from celery_singleton_lock.stores import Claim, LockStore
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests import servers
+from tests.servers import RedisServer
+
+MakeStore = Callable[..., RedisStore]
+
+
+class Backing(Protocol):
+    """A store with what a test needs to look behind it."""
+
+    store: LockStore
+
+    def keys(self) -> list[str]:
+        """Names of all that is stored."""
+
+    def wait(self, seconds: float) -> None:
+        """Let time go by, by the store's clock."""
+
+    def lives(self, key: str) -> float:
+        """Seconds until this expires."""
+
+
+class MemoryBacking:
+    """The store in memory, with a clock that only a test moves."""
+
+    def __init__(self) -> None:
+        self._time = 1000.0
+        self.store: Any = MemoryStore(clock=lambda: self._time)
+
+    def keys(self) -> list[str]:
+        return [key for key, record in self.store._records.items() if record.expires > self._time]
+
+    def wait(self, seconds: float) -> None:
+        self._time += seconds
+
+    def lives(self, key: str) -> float:
+        return float(self.store._records[key].expires - self._time)
+
+
+class RedisBacking:
+    """A store on a server; its time goes by when the keys' expiries are put forward."""
+
+    def __init__(self, url: str, base: str) -> None:
+        self.store: Any = RedisStore(connector(url, {}), 2.0, 4)
+        self._redis: Any = Redis.from_url(url, decode_responses=True)
+        self._base = base
+
+    def keys(self) -> list[str]:
+        return list(self._redis.scan_iter(match=f"{self._base}*", count=1000))
+
+    def wait(self, seconds: float) -> None:
+        for key in self.keys():
+            self._redis.pexpire(key, self._redis.pttl(key) - int(seconds * 1000))
+
+    def lives(self, key: str) -> float:
+        return float(self._redis.pttl(key)) / 1000
+
+    def close(self) -> None:
+        self.store.close()
+        self._redis.close()
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[RedisServer]:
+    """A Valkey of this run, where one is installed."""
+    before = servers.redis_program
+    servers.redis_program = lambda: str(shutil.which("valkey-server"))
+    try:
+        server = RedisServer().start()
+    finally:
+        servers.redis_program = before
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def base() -> str:
+    """What all keys of a test start with."""
+    return f"contract:{{{secrets.token_hex(6)}}}"
+
+
+KINDS = ["memory", "redis", *(["valkey"] if shutil.which("valkey-server") else [])]
+
+
+@pytest.fixture(params=KINDS)
+def backing(request: pytest.FixtureRequest, base: str) -> Iterator[Backing]:
+    """Each store in turn."""
+    if request.param == "memory":
+        yield MemoryBacking()
+        return
+    server: RedisServer = request.getfixturevalue(f"{request.param}_server")
+    found = RedisBacking(server.url(), base)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def store(backing: Backing) -> LockStore:
+    return backing.store
+
+
+@pytest.fixture
+def claim(base: str) -> Callable[..., Claim]:
+    """Makes claims: each with a token of its own unless one is given."""
+
+    def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> Claim:
+        token = token or secrets.token_hex(16)
+        return Claim(
+            base, digest, token, ttl, task_id or f"task-{token[:6]}", **{"node": "w1@host", "pid": 4711, **more}
+        )
+
+    return make
+
+
+@pytest.fixture
+def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
+    """Makes stores on the run's Redis, or on another URL."""
+    made = []
+
+    def make(url: str = "", timeout: float = 1.0, limit: int = 1, tls: Any = None) -> RedisStore:
+        made.append(RedisStore(connector(url or redis_server.url(), {}, tls), timeout, limit))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[Any]:
+    """A client of the run's Redis, to look behind the store."""
+    with Redis.from_url(redis_server.url(), decode_responses=True) as found:
+        yield found
+
+
+@pytest.fixture
+def own_server() -> Iterator[Callable[..., RedisServer]]:
+    """Starts servers that a test may break."""
+    started = []
+
+    def start(*options: str) -> RedisServer:
+        server = RedisServer(*options)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, and its key."""
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("no openssl on PATH")
+    here = tmp_path_factory.mktemp("tls")
+    cert, key = here / "cert.pem", here / "key.pem"
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(cert), "-keyout", str(key)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key

@@ -1,0 +1,124 @@
+"""Many threads and processes on few locks: nobody is ever in a critical section with another."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import Redis
+
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.servers import RedisServer
+
+SECONDS = 1.5
+LOCKS = 3
+
+
+def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: Callable[[str, str], bool]) -> int:
+    """Take random locks for some time; answers how often one was granted.
+
+    Arguments:
+        enter: enters a lock's critical section with a token; false if someone is in it.
+        leave: leaves it; false if someone else is in it meanwhile.
+
+    Raises:
+        AssertionError: the promise is broken.
+    """
+    until, granted = time.monotonic() + SECONDS, 0
+    while time.monotonic() < until:
+        digest = str(random.randrange(LOCKS))
+        claim = Claim(base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), watched=random.random() < 0.5)
+        other = Claim(base, digest, secrets.token_hex(8), 20.0, claim.task_id)
+        store.release(other, success=True)  # nobody's token frees nothing
+        if store.acquire(claim).answer is not Answer.GRANTED:
+            assert store.renew([claim]) != [Renewed.DONE], "renewed without a lease"
+            continue
+        granted += 1
+        assert enter(digest, claim.token), "two in one critical section"
+        for _ in range(random.randrange(3)):
+            assert [Renewed.DONE] == store.renew([claim]), "lost within its TTL"
+        assert leave(digest, claim.token), "someone came in between"
+        store.release(claim, success=True)
+        store.release(claim, success=True)
+    return granted
+
+
+def test_threads_in_memory() -> None:
+    """Threads of one process exclude each other with the store in memory."""
+    store, inside = MemoryStore(), {}
+
+    def enter(digest: str, token: str) -> bool:
+        return inside.setdefault(digest, token) == token
+
+    def leave(digest: str, token: str) -> bool:
+        return inside.pop(digest) == token
+
+    hammer(8, lambda: play(store, "b:{t}", enter, leave))
+
+
+def hammer(threads: int, work: Callable[[], int]) -> None:
+    """Do this in so many threads; fails if any of them does, or if not each was granted something."""
+    granted: list[int] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            granted.append(work())
+        except BaseException as error:
+            failures.append(error)
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert [] == failures
+    assert threads == len(granted)
+    assert sum(granted) > threads
+
+
+def on_server(url: str, base: str, threads: int) -> None:
+    """The same against a server, which also keeps the critical sections."""
+    store = RedisStore(connector(url, {}), 10.0, 3)
+    redis: Any = Redis.from_url(url, decode_responses=True)
+
+    def enter(digest: str, token: str) -> bool:
+        return bool(redis.set(f"{base}:inside:{digest}", token, nx=True))
+
+    def leave(digest: str, token: str) -> bool:
+        return bool(redis.getdel(f"{base}:inside:{digest}") == token)
+
+    hammer(threads, lambda: play(store, base, enter, leave))
+
+
+def test_threads_and_processes_on_redis(redis_server: RedisServer) -> None:
+    """Threads of several processes exclude each other, and leave nothing behind."""
+    url, base = redis_server.url(), f"hammer:{{{secrets.token_hex(6)}}}"
+    children = []
+    for _ in range(3):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            on_server(url, base, threads=4)
+            code = 0
+        except BaseException as error:
+            print(repr(error), flush=True)
+        finally:
+            os._exit(code)
+    try:
+        on_server(url, base, threads=4)
+    finally:
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert [0, 0, 0] == codes
+    with Redis.from_url(url, decode_responses=True) as redis:
+        assert [] == list(redis.scan_iter(match=f"{base}*", count=1000))

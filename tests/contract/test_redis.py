@@ -1,0 +1,636 @@
+"""What the Redis store promises beyond the verbs: bounded calls, clear errors, connections of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.contract.conftest import MakeStore
+from tests.servers import RedisServer, until
+
+MakeClaim = Callable[..., Claim]
+StartServer = Callable[..., RedisServer]
+
+TIMEOUT = 0.4
+SLACK = 0.6
+
+#: Each call that a store makes, for what is true of all of them.
+CALLS: dict[str, Callable[[LockStore, Claim], Any]] = {
+    "acquire": lambda store, claim: store.acquire(claim),
+    "renew": lambda store, claim: store.renew([claim]),
+    "release": lambda store, claim: store.release(claim, success=True),
+    "settle": lambda store, claim: store.settle(claim, success=True),
+    "unsettle": lambda store, claim: store.settle(claim, success=False),
+    "holder": lambda store, claim: store.holder(claim.lock),
+    "free": lambda store, claim: store.free(claim.base, claim.lock),
+    "eviction_policy": lambda store, claim: store.eviction_policy(),
+}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+# -- scripts -----------------------------------------------------------------------------------
+
+
+@every_call
+def test_forgotten_scripts_are_no_error(
+    own_server: StartServer, redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+) -> None:
+    """A server that has lost its scripts is sent them again within the call."""
+    store = redis_store(own_server().url())
+    call(store, claim())
+    store._command("SCRIPT", "FLUSH")
+    call(store, claim())
+
+
+def test_no_script_is_loaded_beforehand(redis_store: MakeStore, own_server: StartServer, claim: MakeClaim) -> None:
+    """The first call on a new server is granted, and a renewal of nothing changes nothing there."""
+    store = redis_store(own_server().url())
+    one = claim()
+    assert store.acquire(one).answer is Answer.GRANTED
+    assert [Renewed.DONE] == store.renew([one])
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+class Impostor:
+    """A server that does not do what a Redis does."""
+
+    def __init__(self, serve: Callable[[socket.socket], None] | None, backlog: int = 16) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=backlog)
+        self.port = self.listener.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.open: list[socket.socket] = []
+        self._serve = serve
+        if serve is not None:
+            threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self.listener.accept()
+            except OSError:
+                return
+            self.open.append(peer)
+            threading.Thread(target=self._handle, args=(peer,), daemon=True).start()
+
+    def _handle(self, peer: socket.socket) -> None:
+        try:
+            assert self._serve is not None
+            self._serve(peer)
+        except OSError:
+            pass
+
+    def fill(self) -> None:
+        """Fill the queue of connections that nobody accepts: further ones hang in their handshake."""
+        while True:
+            one = socket.socket()
+            one.settimeout(0.05)
+            self.open.append(one)
+            try:
+                one.connect(("127.0.0.1", self.port))
+            except OSError:
+                return
+
+    def accept_later(self, seconds: float) -> None:
+        """Accept all that wait, after so many seconds, and say nothing to them."""
+        time.sleep(seconds)
+        with suppress(OSError):
+            while True:
+                self.open.append(self.listener.accept()[0])
+
+    def close(self) -> None:
+        self.listener.close()
+        for one in self.open:
+            one.close()
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[..., Impostor]]:
+    made: list[Impostor] = []
+
+    def make(serve: Callable[[socket.socket], None] | None, **options: Any) -> Impostor:
+        made.append(Impostor(serve, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def hang(peer: socket.socket) -> None:
+    while peer.recv(4096):
+        pass
+
+
+def drip(peer: socket.socket) -> None:
+    """Answer one byte at a time, for ever, each just within any timeout of a single read."""
+    peer.recv(4096)
+    peer.sendall(b"$1000\r\n")
+    while True:
+        peer.sendall(b"x")
+        time.sleep(0.1)
+
+
+def pleasantries(peer: socket.socket) -> None:
+    """Answer each command of the handshake just within any timeout of a single one."""
+    while peer.recv(4096):
+        time.sleep(TIMEOUT * 0.7)
+        peer.sendall(b"+OK\r\n")
+
+
+def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
+    """The call fails as unavailable, within its timeout."""
+    began = time.monotonic()
+    with pytest.raises(StoreUnavailable):
+        call()
+    took = time.monotonic() - began
+    assert took < timeout + SLACK, f"{took:.2f} s with a timeout of {timeout} s"
+
+
+@every_call
+def test_server_that_accepts_and_hangs(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+) -> None:
+    """One deadline is over the whole of each call on a server that never answers."""
+    store = redis_store(impostor(hang).url, TIMEOUT)
+    bounded(lambda: call(store, claim()))
+
+
+@pytest.mark.parametrize("serve", [drip, pleasantries])
+def test_server_that_is_slow(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, serve: Any
+) -> None:
+    """The deadline is not moved by a byte, or an answer of the handshake, that does arrive."""
+    store = redis_store(impostor(serve).url.replace("redis://", "redis://user:secret@").replace("/0", "/3"), TIMEOUT)
+    bounded(lambda: store.acquire(claim()))
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_server_that_never_connects(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, scheme: str
+) -> None:
+    """A server that does not even complete the connection costs no more than the timeout."""
+    one = impostor(None, backlog=0)
+    one.fill()
+    bounded(lambda: redis_store(one.url.replace("redis", scheme), TIMEOUT).acquire(claim()))
+
+
+def test_name_with_several_dead_addresses(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host name with several addresses, none of which connects, has one deadline over all of them."""
+    one = impostor(None, backlog=0)
+    one.fill()
+    address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one.port))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: [address] * 3)
+    bounded(lambda: redis_store(f"redis://several.example:{one.port}/0", TIMEOUT).acquire(claim()))
+
+
+def test_tls_that_never_shakes_hands(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+) -> None:
+    """A server that accepts and never answers the TLS handshake costs no more than the timeout."""
+    store = redis_store(impostor(hang).url.replace("redis", "rediss"), TIMEOUT)
+    bounded(lambda: store.acquire(claim()))
+
+
+def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A TLS handshake that goes on byte by byte is bounded, too."""
+
+    def dribble(peer: socket.socket) -> None:
+        peer.recv(4096)
+        peer.sendall(b"\x16\x03\x03\x40\x00")
+        while True:
+            peer.sendall(b"\x00")
+            time.sleep(0.1)
+
+    store = redis_store(impostor(dribble).url.replace("redis", "rediss"), TIMEOUT)
+    bounded(lambda: store.acquire(claim()))
+
+
+def test_slow_connection_and_slow_tls(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+) -> None:
+    """Connecting and shaking hands share one deadline: the time that one has used is not there for the other."""
+    one = impostor(None, backlog=0)
+    one.fill()
+    timeout = 1.6
+    one.listener.settimeout(timeout)
+    threading.Thread(target=one.accept_later, args=(0.5,), daemon=True).start()
+    # The dropped first packet is sent again after a second, and answered: 0.6 s are left for the handshake.
+    bounded(lambda: redis_store(one.url.replace("redis", "rediss"), timeout).acquire(claim()), timeout)
+
+
+def test_own_timeout_of_a_call(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A renewal may be given less than the store's timeout, never more."""
+    store = redis_store(impostor(hang).url, 5.0)
+    bounded(lambda: store.renew([claim()], 0.1), 0.1)
+    bounded(lambda: store.acquire(claim(), 0.1), 0.1)
+    store = redis_store(impostor(hang).url, TIMEOUT)
+    bounded(lambda: store.renew([claim()], 60.0))
+
+
+def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server that freezes while connected costs no more than the timeout, and is used again once it is back."""
+    server = own_server()
+    store = redis_store(server.url(), TIMEOUT)
+    one = claim()
+    store.acquire(one)
+    server.pause()
+    bounded(lambda: store.renew([one]))
+    bounded(lambda: store.renew([one]))
+    server.resume()
+    assert [Renewed.DONE] == store.renew([one])
+
+
+def test_nothing_listens(redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A refused connection is told at once."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        store = redis_store(f"redis://127.0.0.1:{probe.getsockname()[1]}/0", 5.0)
+        bounded(lambda: store.acquire(claim()), 0.2)
+
+
+def test_reply_of_a_call_that_was_given_up(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """The late reply to a call that timed out is never taken for that of the next one."""
+    server = own_server()
+    store = redis_store(server.url(), 0.2)
+    one, other = claim("a"), claim("b")
+    store.acquire(one)
+    server.pause()
+    bounded(lambda: store.acquire(other), 0.2)
+    server.resume()
+    assert store.release(one, success=True) is False
+    assert [Renewed.GONE] == store.renew([one])
+
+
+# -- connections -------------------------------------------------------------------------------
+
+
+def clients(client: Any) -> int:
+    return len(client.client_list()) - 1
+
+
+@every_call
+def test_connection_closed_by_the_server_is_replaced(
+    own_server: StartServer, redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+) -> None:
+    """A connection that the server closed while it was idle is replaced within the call."""
+    server = own_server()
+    store, killer = redis_store(server.url()), redis_store(server.url())
+    call(store, claim())
+    for _ in range(3):
+        killer._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        call(store, claim())
+
+
+def test_restarted_server_is_used_again(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server that was restarted, without its data and scripts, is used again without an error."""
+    server = own_server()
+    store, one = redis_store(server.url()), claim()
+    store.acquire(one)
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        store.renew([one])
+    server.start()
+    assert [Renewed.GONE] == store.renew([one])
+    assert store.acquire(one).answer is Answer.GRANTED
+
+
+def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """However many threads call, there are no more connections than the limit, and every call is served."""
+    server = own_server()
+    store = redis_store(server.url(), timeout=10.0, limit=3)
+    looker = redis_store(server.url())
+    most, failures = [0], []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            listed = str(looker._command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()
+            most[0] = max(most[0], len(listed) - 1)
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(20):
+                one = claim(f"{number}-{turn}")
+                assert store.acquire(one).answer is Answer.GRANTED
+                store.release(one, success=True)
+        except Exception as error:
+            failures.append(error)
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    over.set()
+    watching.join()
+    assert [] == failures
+    assert 1 <= most[0] <= 3
+
+
+def test_all_connections_busy(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+    """Waiting for a connection counts towards the deadline."""
+    store = redis_store(impostor(hang).url, TIMEOUT, 1)
+
+    def wait() -> None:
+        with suppress(StoreUnavailable):
+            store.acquire(claim())
+
+    busy = threading.Thread(target=wait)
+    busy.start()
+    bounded(lambda: store.acquire(claim()))
+    busy.join()
+
+
+def test_no_connection_before_the_first_call(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """Making a store connects to nothing."""
+    server = own_server()
+    looker = redis_store(server.url())
+    store = redis_store(server.url())
+
+    def count() -> int:
+        return len(str(looker._command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()) - 1
+
+    assert 0 == count()
+    store.acquire(claim())
+    assert 1 == count()
+    store.close()
+    until(lambda: count() == 0)
+
+
+def test_interrupted_call_leaves_no_half_used_connection(redis_store: MakeStore, claim: MakeClaim) -> None:
+    """An exception out of nowhere, as a time limit, in the midst of a call costs the connection, not the next call."""
+    store, one = redis_store(), claim()
+    store.acquire(one)
+    slot = store._free.get()
+    store._free.put(slot)
+    connection = slot.connection
+    read = connection.read_response
+
+    def struck(*args: Any, **named: Any) -> Any:
+        raise SystemExit
+
+    connection.read_response = struck
+    with pytest.raises(SystemExit):
+        store.holder(one.lock)
+    connection.read_response = read
+    assert [Renewed.DONE] == store.renew([one])
+
+
+def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeClaim) -> None:
+    """After a fork each process has a connection of its own: replies never get to the other."""
+    app = Celery("fork", set_as_current=False)
+    app.conf.singleton_lock_url = redis_server.url()
+    ours = claim("parent")
+    assert runtime_of(app).store.acquire(ours).answer is Answer.GRANTED
+    children = []
+    for number in range(3):
+        pid = os.fork()
+        if pid:
+            children.append(pid)
+            continue
+        code = 1
+        try:
+            store = runtime_of(app).store
+            for turn in range(50):
+                one = claim(f"{number}-{turn}")
+                assert store.acquire(one).answer is Answer.GRANTED
+                assert [Renewed.DONE] == store.renew([one])
+                store.release(one, success=True)
+            code = 0
+        finally:
+            os._exit(code)
+    store = runtime_of(app).store
+    for _ in range(100):
+        assert [Renewed.DONE] == store.renew([ours])
+    assert [0, 0, 0] == [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
+    assert [Renewed.DONE] == store.renew([ours])
+    store.close()
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def refuses(store: RedisStore, call: Callable[[RedisStore], Any], secret: str = "") -> StoreError:
+    """The call fails with a StoreError that is no StoreUnavailable and does not show the secret."""
+    with pytest.raises(StoreError) as refused:
+        call(store)
+    assert not isinstance(refused.value, StoreUnavailable)
+    assert not secret or secret not in str(refused.value)
+    return refused.value
+
+
+@pytest.mark.parametrize("login", [":wrong@", "someone:wrong@", ""])
+def test_refused_login(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim, login: str) -> None:
+    """A wrong password, a wrong user or a missing login is a refusal, not an outage, and the password is not shown."""
+    server = own_server("--requirepass", "right")
+    store = redis_store(server.url().replace("redis://", f"redis://{login}"))
+    for _ in range(2):
+        refuses(store, lambda one: one.acquire(claim()), "wrong")
+    right = redis_store(server.url().replace("redis://", "redis://:right@"))
+    assert right.acquire(claim()).answer is Answer.GRANTED
+
+
+def test_missing_permission(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A user who may not run scripts, or not on these keys, is refused."""
+    server = own_server()
+    admin = redis_store(server.url())
+    admin._command("ACL", "SETUSER", "noscript", "on", ">pw", "~*", "+@all", "-evalsha", "-eval")
+    admin._command("ACL", "SETUSER", "nokeys", "on", ">pw", "~other:*", "+@all")
+    admin._command("ACL", "SETUSER", "nowrite", "on", ">pw", "~*", "+@all", "-hset")
+    for user in ("noscript", "nokeys", "nowrite"):
+        store = redis_store(server.url().replace("redis://", f"redis://{user}:pw@"))
+        refuses(store, lambda one: one.acquire(claim()))
+
+
+def test_key_of_another_type(redis_store: MakeStore, client: Any, claim: MakeClaim) -> None:
+    """A key that something else uses is refused, and left as it is."""
+    one = claim()
+    client.set(one.lock, "theirs", px=5000)
+    store = redis_store()
+    refuses(store, lambda it: it.acquire(one))
+    refuses(store, lambda it: it.release(one, success=True))
+    assert "theirs" == client.get(one.lock)
+
+
+def test_read_only_replica_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server that has become a replica cannot serve for now: an outage."""
+    server = own_server("--replica-serve-stale-data", "yes")
+    store = redis_store(server.url())
+    store.acquire(claim("before"))
+    store._command("REPLICAOF", "127.0.0.1", "1")
+    with pytest.raises(StoreUnavailable):
+        store.acquire(claim())
+    store._command("REPLICAOF", "NO", "ONE")
+    assert store.acquire(claim()).answer is Answer.GRANTED
+
+
+def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server without memory to spare cannot serve for now: an outage. Releasing still works."""
+    server = own_server()
+    store, one = redis_store(server.url()), claim("held")
+    store.acquire(one)
+    store._command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(StoreUnavailable):
+        store.acquire(claim())
+    assert [Renewed.DONE] == store.renew([one])
+    store.release(one, success=True)
+    assert store.holder(one.lock) is None
+
+
+def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server that is busy with someone's endless script cannot serve for now: an outage."""
+    server = own_server("--lua-time-limit", "1")
+    store, runner = redis_store(server.url(), 2.0), redis_store(server.url(), 0.2)
+    store.acquire(claim("before"))
+    with pytest.raises(StoreUnavailable):
+        runner._command("EVAL", "while true do end", 0)
+    with pytest.raises(StoreUnavailable):
+        store.acquire(claim())
+    store._command("SCRIPT", "KILL")
+    until(lambda: serves(store), "the script has ended")
+    assert store.acquire(claim()).answer is Answer.GRANTED
+
+
+def serves(store: RedisStore) -> bool:
+    """Whether the server executes commands."""
+    try:
+        store.eviction_policy()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+def answering(text: str) -> Callable[[socket.socket], None]:
+    """A server that answers each command with this error."""
+
+    def serve(peer: socket.socket) -> None:
+        while received := peer.recv(65536):
+            peer.sendall(f"-{text}\r\n".encode() * max(1, received.count(b"CLIENT") or 1))
+
+    return serve
+
+
+OUTAGES = [
+    "READONLY You can't write against a read only replica.",
+    "OOM command not allowed when used memory > 'maxmemory'.",
+    "LOADING Redis is loading the dataset in memory",
+    "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+    "CLUSTERDOWN The cluster is down",
+    "TRYAGAIN Multiple keys request during rehashing of slot",
+    "BUSY Redis is busy running a script.",
+    "NOREPLICAS Not enough good replicas to write.",
+    "MISCONF Redis is configured to save RDB snapshots, but is unable to persist to disk.",
+    "ERR max number of clients reached",
+]
+
+
+@pytest.mark.parametrize("text", OUTAGES, ids=lambda text: text.split()[0])
+def test_errors_that_pass_are_outages(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, text: str
+) -> None:
+    """A server that says that it cannot serve for now is away, as one that cannot be reached."""
+    with pytest.raises(StoreUnavailable):
+        redis_store(impostor(answering(text)).url).acquire(claim())
+
+
+REFUSALS = [
+    "WRONGTYPE Operation against a key holding the wrong kind of value",
+    "NOPERM this user has no permissions to run the 'evalsha' command",
+    "NOAUTH Authentication required.",
+    "ERR unknown command 'EVALSHA'",
+]
+
+
+@pytest.mark.parametrize("text", REFUSALS, ids=lambda text: text.split()[0])
+def test_errors_that_stay_are_refusals(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, text: str
+) -> None:
+    """What waiting does not cure is no outage."""
+    refuses(redis_store(impostor(answering(text)).url), lambda one: one.acquire(claim()))
+
+
+def test_too_many_clients_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A server that takes no more clients cannot serve for now: an outage."""
+    server = own_server("--maxclients", "1")
+    first = redis_store(server.url())
+    first.acquire(claim())
+    with pytest.raises(StoreUnavailable):
+        redis_store(server.url()).acquire(claim())
+
+
+def test_eviction_policy(own_server: StartServer, redis_store: MakeStore) -> None:
+    """The server's eviction policy is told as it is."""
+    store = redis_store(own_server("--maxmemory-policy", "allkeys-lru").url())
+    assert "allkeys-lru" == store.eviction_policy()
+
+
+# -- URLs --------------------------------------------------------------------------------------
+
+
+def test_database_of_the_url(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """Locks are in the database that the URL names."""
+    server, one = own_server(), claim()
+    redis_store(server.url(5)).acquire(one)
+    assert redis_store(server.url(0)).holder(one.lock) is None
+    assert redis_store(server.url(5)).holder(one.lock) is not None
+
+
+def test_unix_socket(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """``redis+socket://`` connects through a unix socket, to the database of ``virtual_host``."""
+    server = RedisServer()
+    path = server.directory / "redis.sock"
+    server.options = ("--unixsocket", str(path))
+    server.start()
+    try:
+        one = claim()
+        store = redis_store(f"redis+socket://{path}?virtual_host=4")
+        assert store.acquire(one).answer is Answer.GRANTED
+        assert redis_store(server.url(4)).holder(one.lock) is not None
+        assert redis_store(server.url(0)).holder(one.lock) is None
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost:port/0", "redis://localhost/?no_such_option=1", "sentinel://localhost/0"]
+)
+def test_bad_url_is_refused(url: str) -> None:
+    """A URL that cannot be used is a ConfigurationError that names the setting."""
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        connector(url, {})
+
+
+def test_password_is_not_shown_for_a_bad_url() -> None:
+    """The refusal of a URL does not show its password."""
+    with pytest.raises(ConfigurationError) as refused:
+        connector("redis://:hunter2@localhost:port/0", {})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_url_options_do_not_change_our_deadlines(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+) -> None:
+    """A URL made for a broker may carry timeouts and retries; a store call keeps its own."""
+    url = (
+        impostor(hang).url + "?socket_timeout=60&socket_connect_timeout=60&retry_on_timeout=yes&health_check_interval=1"
+    )
+    store = redis_store(url, TIMEOUT)
+    bounded(lambda: store.acquire(claim()))

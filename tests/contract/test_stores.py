@@ -1,0 +1,444 @@
+"""What every store promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from tests.contract.conftest import Backing
+
+MakeClaim = Callable[..., Claim]
+
+
+def known(claim: Claim) -> Claim:
+    """The same attempt as a worker's main process knows it: without digest."""
+    return Claim(claim.base, "", claim.token, claim.ttl, claim.task_id)
+
+
+def granted(store: LockStore, claim: Claim) -> bool:
+    return store.acquire(claim).answer is Answer.GRANTED
+
+
+# -- acquire -----------------------------------------------------------------------------------
+
+
+def test_free_lock_is_granted(store: LockStore, claim: MakeClaim) -> None:
+    """A free lock is granted, without a holder to name."""
+    verdict = store.acquire(claim())
+    assert (Answer.GRANTED, None) == (verdict.answer, verdict.holder)
+
+
+def test_held_lock_names_its_holder(backing: Backing, claim: MakeClaim) -> None:
+    """A held lock is not granted; the answer has the holder's task id, node, pid, age and remaining time."""
+    first = claim(ttl=20.0)
+    assert granted(backing.store, first)
+    verdict = backing.store.acquire(claim())
+    assert verdict.answer is Answer.HELD
+    holder = verdict.holder
+    assert holder is not None
+    assert (first.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
+    assert 0 <= holder.age < 5
+    assert 15 < holder.remaining <= 20
+
+
+def test_holders_fields_may_be_anything(store: LockStore, claim: MakeClaim) -> None:
+    """Ids and node names with blanks, braces, quotes and other alphabets come back as they were."""
+    odd = claim(task_id="a b{c}'\"\\é\n", node="wörker 1@{höst}", pid=2**31)
+    store.acquire(odd)
+    holder = store.holder(odd.lock)
+    assert holder is not None
+    assert (odd.task_id, odd.node, odd.pid) == (holder.task_id, holder.node, holder.pid)
+
+
+def test_acquire_is_idempotent_on_the_token(backing: Backing, claim: MakeClaim) -> None:
+    """Sent twice because a reply was lost, a claim is granted twice: holder and age stay, the expiry is put off."""
+    one = claim(ttl=20.0)
+    assert granted(backing.store, one)
+    backing.wait(10)
+    assert granted(backing.store, one)
+    holder = backing.store.holder(one.lock)
+    assert holder is not None
+    assert one.task_id == holder.task_id
+    assert holder.remaining > 15
+
+
+def test_other_signatures_are_free(store: LockStore, claim: MakeClaim) -> None:
+    """Another digest is another lock."""
+    assert granted(store, claim("a"))
+    assert granted(store, claim("b"))
+
+
+def test_lock_expires(backing: Backing, claim: MakeClaim) -> None:
+    """After its TTL a lock is free, and its former owner has nothing."""
+    first, second = claim(ttl=5.0), claim()
+    store = backing.store
+    assert granted(store, first)
+    backing.wait(4)
+    assert not granted(store, second)
+    backing.wait(1.1)
+    assert store.holder(first.lock) is None
+    assert granted(store, second)
+    assert [Renewed.TAKEN] == store.renew([first])
+    assert not store.release(first, success=True)
+    assert store.holder(second.lock) is not None
+
+
+# -- release -----------------------------------------------------------------------------------
+
+
+def test_release_frees(backing: Backing, claim: MakeClaim) -> None:
+    """A released lock is free, and nothing of it is left."""
+    one = claim(watched=True)
+    backing.store.acquire(one)
+    assert not backing.store.release(one, success=True)
+    assert backing.store.holder(one.lock) is None
+    assert [] == backing.keys()
+    assert granted(backing.store, claim())
+
+
+def test_release_by_the_owner_alone(store: LockStore, claim: MakeClaim) -> None:
+    """Nobody else's token frees a lock, the same task id's other attempt included."""
+    owner = claim(task_id="same")
+    store.acquire(owner)
+    for other in (claim(), claim(task_id="same"), known(claim())):
+        store.release(other, success=True)
+        store.release(other, success=False)
+        assert store.holder(owner.lock) is not None
+    assert [Renewed.DONE] == store.renew([owner])
+
+
+def test_release_twice_is_harmless(store: LockStore, claim: MakeClaim) -> None:
+    """A second release does nothing, also where the lock has a new owner."""
+    first, second = claim(), claim()
+    store.acquire(first)
+    store.release(first, success=True)
+    store.release(first, success=True)
+    store.acquire(second)
+    store.release(first, success=True)
+    assert [Renewed.DONE] == store.renew([second])
+
+
+def test_release_of_what_was_never_granted(store: LockStore, claim: MakeClaim) -> None:
+    """Releasing a claim that has nothing is no error."""
+    assert not store.release(claim(), success=True)
+    assert not store.release(known(claim()), success=False)
+
+
+# -- renew -------------------------------------------------------------------------------------
+
+
+def test_renew_puts_the_expiry_off(backing: Backing, claim: MakeClaim) -> None:
+    """Renewed in time, a lock lives past its TTL."""
+    one = claim(ttl=6.0)
+    backing.store.acquire(one)
+    for _ in range(4):
+        backing.wait(4)
+        assert [Renewed.DONE] == backing.store.renew([one])
+    holder = backing.store.holder(one.lock)
+    assert holder is not None
+    assert 5 < holder.remaining <= 6
+
+
+def test_renew_by_the_owner_alone(backing: Backing, claim: MakeClaim) -> None:
+    """Another's lock is neither renewed nor touched."""
+    owner, other = claim(ttl=5.0), claim(ttl=60.0)
+    backing.store.acquire(owner)
+    assert [Renewed.TAKEN] == backing.store.renew([other])
+    holder = backing.store.holder(owner.lock)
+    assert holder is not None
+    assert holder.remaining <= 5
+
+
+def test_renew_of_what_is_gone(backing: Backing, claim: MakeClaim) -> None:
+    """A lock that nobody has is not brought back by a renewal."""
+    one = claim()
+    backing.store.acquire(one)
+    backing.store.release(one, success=False)
+    assert [Renewed.GONE] == backing.store.renew([one])
+    assert [] == backing.keys()
+
+
+def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> None:
+    """One call for many leases answers for each of them, in order, whatever became of the others."""
+    store = backing.store
+    mine, gone, taken, watched = claim("a"), claim("b"), claim("c"), claim("d", watched=True)
+    for one in (mine, claim("c"), watched):
+        store.acquire(one)
+    batch = [gone, mine, known(watched), taken, known(gone), mine]
+    answers = [Renewed.GONE, Renewed.DONE, Renewed.DONE, Renewed.TAKEN, Renewed.GONE, Renewed.DONE]
+    assert answers == store.renew(batch)
+
+
+def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
+    """A full batch is renewed by one call, each with its own TTL."""
+    batch = [claim(str(number), ttl=10.0 + number) for number in range(100)]
+    for one in batch:
+        store.acquire(one)
+    assert [Renewed.DONE] * 100 == store.renew(batch)
+    for one in (batch[0], batch[-1]):
+        holder = store.holder(one.lock)
+        assert holder is not None
+        assert one.ttl - 5 < holder.remaining <= one.ttl
+
+
+def test_empty_batch(store: LockStore) -> None:
+    """Renewing nothing is no error."""
+    assert [] == store.renew([])
+
+
+# -- by attempt alone --------------------------------------------------------------------------
+
+
+def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> None:
+    """Who knows the attempt alone renews and releases what it has, as often as is needed."""
+    one = claim(ttl=6.0, watched=True)
+    backing.store.acquire(one)
+    for _ in range(4):
+        backing.wait(4)
+        assert [Renewed.DONE] == backing.store.renew([known(one)])
+    backing.store.release(known(one), success=False)
+    assert backing.store.holder(one.lock) is None
+    assert [] == backing.keys()
+
+
+def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
+    """The process that runs the body and the main process renew side by side; either alone keeps lock and attempt."""
+    one = claim(ttl=6.0, watched=True)
+    backing.store.acquire(one)
+    for renewer in (one, one, known(one), known(one), one, known(one)):
+        backing.wait(4)
+        assert [Renewed.DONE] == backing.store.renew([renewer])
+
+
+def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
+    """An attempt that was never granted anything has nothing: not renewed, not released."""
+    holder, duplicate = claim(watched=True), claim(watched=True)
+    backing.store.acquire(holder)
+    backing.store.acquire(duplicate)
+    assert [Renewed.GONE] == backing.store.renew([known(duplicate)])
+    backing.store.release(known(duplicate), success=False)
+    assert [Renewed.DONE] == backing.store.renew([known(holder)])
+
+
+def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> None:
+    """An attempt whose lock went to another renews and frees nothing."""
+    first, second = claim(ttl=5.0, watched=True), claim()
+    store = backing.store
+    store.acquire(first)
+    backing.wait(5.1)
+    store.acquire(second)
+    assert [Renewed.DONE] != store.renew([known(first)])
+    store.release(known(first), success=True)
+    assert [Renewed.DONE] == store.renew([second])
+
+
+# -- two deliveries of one message -------------------------------------------------------------
+
+
+def test_copy_of_a_running_message_waits(store: LockStore, claim: MakeClaim) -> None:
+    """Another attempt of the same task id finds itself the holder's task id, and the holder learns of it at release."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    verdict = store.acquire(copy)
+    assert verdict.answer is Answer.HELD
+    assert verdict.holder is not None
+    assert "same" == verdict.holder.task_id
+    assert store.release(first, success=True)
+
+
+def test_copy_between_release_and_result(store: LockStore, claim: MakeClaim) -> None:
+    """After a release in success the copy waits on, until the result is stored; other work of the signature runs."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    store.release(first, success=True)
+    verdict = store.acquire(copy)
+    assert verdict.answer is Answer.HELD
+    assert verdict.holder is not None
+    assert "same" == verdict.holder.task_id
+    assert granted(store, claim())
+
+
+def test_copy_after_success_is_dropped(store: LockStore, claim: MakeClaim) -> None:
+    """Once the first attempt has ended in success, each copy of the message is told so."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    store.release(first, success=True)
+    store.settle(first, success=True)
+    assert store.acquire(copy).answer is Answer.ENDED
+    assert store.acquire(claim(task_id="same")).answer is Answer.ENDED
+    assert granted(store, claim())
+
+
+def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
+    """Where the first attempt did not end in success after all, the copy runs."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store = backing.store
+    store.acquire(first)
+    store.acquire(copy)
+    store.release(first, success=True)
+    store.settle(first, success=False)
+    assert granted(store, copy)
+    store.release(copy, success=True)
+    assert [] == backing.keys()
+
+
+def test_copy_after_a_failure_runs(store: LockStore, claim: MakeClaim) -> None:
+    """A release without success tells nobody to wait."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    assert not store.release(first, success=False)
+    assert granted(store, copy)
+
+
+def test_copy_after_the_first_died(backing: Backing, claim: MakeClaim) -> None:
+    """Where the first attempt's process died, the copy is granted the lock: it is never taken for a duplicate."""
+    first, copy = claim(task_id="same", ttl=5.0, watched=True), claim(task_id="same")
+    backing.store.acquire(first)
+    backing.store.acquire(copy)
+    backing.store.release(known(first), success=False)
+    assert granted(backing.store, copy)
+
+
+def test_unsettled_end_is_not_waited_for_long(backing: Backing, claim: MakeClaim) -> None:
+    """A process that died between release and settling keeps a copy waiting no longer than a TTL."""
+    first, copy = claim(task_id="same", ttl=5.0), claim(task_id="same")
+    backing.store.acquire(first)
+    backing.store.acquire(copy)
+    backing.store.release(first, success=True)
+    backing.wait(5.1)
+    assert granted(backing.store, copy)
+
+
+def test_lost_reply_to_a_release(store: LockStore, claim: MakeClaim) -> None:
+    """A release sent twice because a reply was lost says again that a copy waits: else it would run after all."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    assert store.release(first, success=True)
+    assert store.release(first, success=True)
+
+
+def test_no_copy_no_trace(backing: Backing, claim: MakeClaim) -> None:
+    """Without a copy nothing is remembered of an attempt that ended, however many signatures there were."""
+    for number in range(50):
+        one = claim(str(number), watched=True)
+        backing.store.acquire(one)
+        backing.store.release(one, success=True)
+    assert [] == backing.keys()
+
+
+def test_other_task_ids_are_duplicates_only(store: LockStore, claim: MakeClaim) -> None:
+    """A duplicate with another task id makes the holder settle nothing."""
+    first = claim()
+    store.acquire(first)
+    store.acquire(claim())
+    assert not store.release(first, success=True)
+
+
+# -- taken by an operator ----------------------------------------------------------------------
+
+
+def test_free_answers_who_had_it(store: LockStore, claim: MakeClaim) -> None:
+    """An operator's free takes the lock and answers its holder; of a free lock, nothing."""
+    one = claim()
+    assert store.free(one.base, one.lock) is None
+    store.acquire(one)
+    holder = store.free(one.base, one.lock)
+    assert holder is not None
+    assert (one.task_id, one.node, one.pid) == (holder.task_id, holder.node, holder.pid)
+    assert store.holder(one.lock) is None
+
+
+def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim) -> None:
+    """The attempt that lost its lock to an operator is told so whenever it asks, as long as it could believe in it."""
+    for watched in (False, True):
+        one = claim("x" if watched else "y", ttl=6.0, watched=watched)
+        store = backing.store
+        store.acquire(one)
+        store.free(one.base, one.lock)
+        assert [Renewed.GONE] == store.renew([one])
+        assert [Renewed.GONE] == store.renew([known(one)])
+        assert store.acquire(one).answer is Answer.FREED
+        backing.wait(5.9)
+        assert store.acquire(one).answer is Answer.FREED
+        assert not store.release(one, success=True)
+        assert store.holder(one.lock) is None
+
+
+def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> None:
+    """What an operator freed goes to the next who asks; the former owner frees nothing of it."""
+    one, other = claim(), claim()
+    store.acquire(one)
+    store.free(one.base, one.lock)
+    assert granted(store, other)
+    assert [Renewed.TAKEN] == store.renew([one])
+    store.release(one, success=True)
+    assert [Renewed.DONE] == store.renew([other])
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def test_holder_of_a_free_lock(store: LockStore, claim: MakeClaim) -> None:
+    """Nobody holds what was never taken."""
+    assert store.holder(claim().lock) is None
+
+
+def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
+    """Each kind of key expires: locks, attempts, what is remembered of ends and of operators."""
+    store = backing.store
+    store.acquire(claim("held", watched=True))
+    first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
+    other, again = claim("open", task_id="open"), claim("open", task_id="open")
+    for one in (first, copy, other, again):
+        store.acquire(one)
+    store.release(first, success=True)
+    store.settle(first, success=True)
+    store.release(other, success=True)
+    freed = claim("freed")
+    store.acquire(freed)
+    store.free(freed.base, freed.lock)
+    keys = backing.keys()
+    assert 5 == len(keys)
+    for key in keys:
+        assert 0 < backing.lives(key) <= 3600
+    backing.wait(3601)
+    assert [] == backing.keys()
+
+
+def test_twin_mark_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
+    """A copy that asks neither shortens nor lengthens the holder's lease."""
+    first = claim(ttl=10.0, task_id="same")
+    backing.store.acquire(first)
+    backing.wait(5)
+    backing.store.acquire(claim(ttl=600.0, task_id="same"))
+    assert 3 < backing.lives(first.lock) <= 5
+
+
+def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, base: str) -> None:
+    """All keys of a task start with its base, hash tag included, so that one script call suffices on a cluster."""
+    store = backing.store
+    first, copy = claim(task_id="same", watched=True), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    names = set(backing.keys())
+    store.release(first, success=True)
+    names |= set(backing.keys())
+    assert {f"{base}:lock:d", f"{base}:attempt:{first.token}", f"{base}:ended:same"} == names
+
+
+def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:
+    """A clone has its own connections and the same locks."""
+    clone, one = store.clone(1), claim()
+    store.acquire(one)
+    assert clone.holder(one.lock) is not None
+    clone.close()
+    assert [Renewed.DONE] == store.renew([one])
+
+
+def test_eviction_policy_is_told(store: LockStore) -> None:
+    """A store tells its eviction policy."""
+    assert "noeviction" == store.eviction_policy()

@@ -1,0 +1,120 @@
+"""A store call that an exception of a signal handler strikes at any moment, as Celery's soft time limit may in a child."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from tests.contract.conftest import MakeStore
+
+MakeClaim = Callable[..., Claim]
+
+STRIKES = 2000
+SECONDS = 6.0
+
+# The default method uses the same signal and timer; and a main thread that hangs in C would not see its exception.
+pytestmark = pytest.mark.timeout(60, method="thread")
+
+
+class Striker:
+    """Raises in the main thread a random moment after it was armed."""
+
+    def __init__(self) -> None:
+        self.armed = False
+
+    def strike(self, number: int, frame: object) -> None:
+        if self.armed:
+            self.armed = False
+            raise SoftTimeLimitExceeded
+
+    def during(self, call: Callable[[], object]) -> None:
+        """Repeat a call until it is struck, at a time when a connection is made, a command sent or its reply read."""
+        with suppress(SoftTimeLimitExceeded):
+            self._until_struck(call)
+
+    def _until_struck(self, call: Callable[[], object]) -> None:
+        """Apart: in Python 3.13 an exception that strikes where a loop jumps back passes by an `except` around the loop."""
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0012))
+        while self.armed:
+            call()
+
+
+@pytest.fixture
+def striker() -> Iterator[Striker]:
+    made = Striker()
+    before = signal.signal(signal.SIGALRM, made.strike)
+    yield made
+    made.armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def renewing(store: LockStore, claim: Claim) -> Iterator[None]:
+    """Renew this claim over and over in another thread; each renewal must succeed."""
+    over = threading.Event()
+    failures: list[object] = []
+    times = 0
+
+    def renew() -> None:
+        nonlocal times
+        while not over.wait(0.0005):
+            try:
+                answers = store.renew([claim])
+            except Exception as error:
+                answers = [error]  # type: ignore[list-item]
+            times += 1
+            if answers != [Renewed.DONE]:
+                failures.append(answers)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert [] == failures[:5]
+    assert times > 0
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
+def test_struck_calls(
+    redis_store: MakeStore, claim: MakeClaim, client: Any, base: str, striker: Striker, shared: bool
+) -> None:
+    """However often acquire and release are struck, the only connection is never lost, and no call gets another's reply."""
+    store = redis_store(timeout=2.0, limit=1)
+    witness = claim("witness", task_id="witness")
+    assert store.acquire(witness).answer is Answer.GRANTED
+    strikes, end = 0, time.monotonic() + SECONDS
+    with renewing(store, witness) if shared else nullcontext():
+        while strikes < STRIKES and time.monotonic() < end:
+            one = claim(f"d{strikes}", watched=True)
+            for _ in range(random.choice((1, 1, 2))):  # the second while the connection is mended
+                striker.during(lambda: (store.acquire(one), store.release(one, success=True)))  # noqa: B023
+                strikes += 1
+            store_works(store, one, witness)
+    store.release(witness, success=True)
+    assert strikes >= STRIKES / 10
+    assert [] == list(client.scan_iter(match=f"{base}*", count=1000))
+
+
+def store_works(store: LockStore, struck: Claim, witness: Claim) -> None:
+    """What each verb answers can be told from what the struck ones would have answered."""
+    holder = store.holder(witness.lock)
+    assert holder is not None
+    assert "witness" == holder.task_id
+    assert store.acquire(struck).answer is Answer.GRANTED
+    assert [Renewed.DONE, Renewed.GONE] == store.renew([struck, Claim(witness.base, "nobody's", "t", 30.0)])
+    assert store.release(struck, success=False) is False
+    assert store.holder(struck.lock) is None

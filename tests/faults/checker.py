@@ -1,0 +1,241 @@
+"""Reads what happened, together with the faults, and says what must not have been.
+
+It knows nothing of the library: bodies tell when they began and ended, a probe tells which lease was in the store, MONITOR tells
+what was done to it, and the schedule tells what was done on purpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from tests.faults.ledger import Event
+from tests.faults.schedule import Fault, Limits
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Something that must not be.
+
+    Arguments:
+        kind: one word for it.
+        text: what it was, with its times.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass
+class Body:
+    """One run of a body under one lease; its end is also its process's death."""
+
+    key: str
+    run: str
+    task_id: str
+    pid: int
+    start: float
+    end: float = math.inf
+    how: str = "goes on"
+
+    def __str__(self) -> str:
+        return f"{self.run} of {self.task_id[:8]} in {self.pid}, {self.start:.2f} to {self.end:.2f} ({self.how})"
+
+
+def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> list[Violation]:
+    """Return all violations.
+
+    Arguments:
+        events: of a ledger.
+        faults: what was done on purpose.
+        limits: what bounds are counted with.
+    """
+    faults = list(faults)
+    bodies = bodies_of(events)
+    lost = [event for event in events if event["what"] == "lost"]
+    found = [
+        *_overlaps(bodies, lost, faults, limits),
+        *_lost_without_fault(bodies, lost, faults, limits),
+        *_promises(events, bodies),
+        *_leases(events, bodies, faults, limits),
+        *_store(events, limits),
+    ]
+    return found
+
+
+def bodies_of(events: Sequence[Event]) -> list[Body]:
+    """Return the runs of bodies, in the order of their start."""
+    bodies: dict[tuple[str, int], Body] = {}
+    for event in events:
+        name = (event.get("run", ""), event["pid"])
+        if event["what"] == "start":
+            bodies[name] = Body(event["key"], event["run"], event["task_id"], event["pid"], event["at"])
+        elif event["what"] == "end":
+            bodies[name].end, bodies[name].how = event["at"], event["how"]
+    for event in events:
+        if event["what"] == "death":
+            _die(bodies.values(), event)
+    return sorted(bodies.values(), key=lambda body: body.start)
+
+
+def _die(bodies: Iterable[Body], death: Event) -> None:
+    for body in bodies:
+        if body.pid == death["of"] and body.start <= death["at"] < body.end:
+            body.end, body.how = death["at"], "died"
+
+
+def overlaps(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
+    """Return pairs of bodies of one signature that ran at once, the earlier one first."""
+    for first, second in combinations(bodies, 2):
+        if first.key == second.key and second.start < first.end:
+            yield first, second
+
+
+def _overlaps(
+    bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
+) -> Iterator[Violation]:
+    for first, second in overlaps(bodies):
+        excuse = _excuse(first, second, faults, limits)
+        if excuse is None:
+            yield Violation("overlap", f"{first.key}: {first} and {second}")
+        elif not _told(first, second, excuse, lost, limits):
+            yield Violation("untold", f"{first.key}: {first} was never told of {second}")
+
+
+def _excuse(first: Body, second: Body, faults: list[Fault], limits: Limits) -> Fault | None:
+    for fault in faults:
+        begin, end = fault.endangers(limits)
+        if first.start <= fault.until and fault.concerns(first.pid) and begin <= second.start <= end + limits.slack:
+            return fault
+    return None
+
+
+def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], limits: Limits) -> bool:
+    by = max(excuse.until, second.start) + limits.heal + limits.slack
+    return first.end < by or any(event["run"] == first.run and event["at"] <= by for event in lost)
+
+
+def _lost_without_fault(
+    bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
+) -> Iterator[Violation]:
+    runs = {body.run: body for body in bodies}
+    for event in lost:
+        body = runs.get(event["run"])
+        if body is None or not any(_explains(fault, body, event["at"], limits) for fault in faults):
+            yield Violation("lost", f"{event['run']} at {event['at']:.2f}: no fault explains it")
+
+
+def _explains(fault: Fault, body: Body, at: float, limits: Limits) -> bool:
+    begin, end = fault.endangers(limits)
+    return fault.concerns(body.pid) and begin <= at <= max(begin, end) + limits.heal + limits.slack
+
+
+def _promises(events: Sequence[Event], bodies: Sequence[Body]) -> Iterator[Violation]:
+    """What was sent to be run must have run to its end: at least once, or just once, or not at all."""
+    for event in events:
+        if event["what"] != "sent":
+            continue
+        runs = [body for body in bodies if body.task_id == event["task_id"]]
+        done = sum(body.how == "return" for body in runs)
+        fits = {"run": done >= 1, "once": done == 1, "one attempt": len(runs) == 1, "none": not runs, "any": True}
+        if not fits[event["expect"]]:
+            text = f"{event['task_id'][:8]}: wanted {event['expect']!r}; {len(runs)} began, {done} came to their end"
+            yield Violation("never run" if event["expect"] in ("run", "once") and not done else "runs", text)
+
+
+def _leases(
+    events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault], limits: Limits
+) -> Iterator[Violation]:
+    """Leases as a probe saw them in the store: not gone before their body was over, nor there long after."""
+    runs = {body.run: body for body in bodies}
+    there: dict[str, Event] = {}
+    for event in events:
+        if event["what"] == "key":
+            there.setdefault(event["run"], event)
+        elif event["what"] == "gone" and event["run"] in there:
+            yield from _gone(there.pop(event["run"]), event["at"], runs.get(event["run"]), faults, limits)
+    last = max((event["at"] for event in events if event["what"] == "looked"), default=0.0)
+    for run, event in there.items():
+        yield from _kept(event, last, runs.get(run), faults, limits)
+
+
+def _gone(seen: Event, at: float, body: Body | None, faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+    yield from _kept(seen, at, body, faults, limits)
+    if body and at < body.end - 0.05 and not any(_explains(fault, body, at, limits) for fault in faults):
+        yield Violation("early", f"{seen['key']} of {body}: gone at {at:.2f}")
+
+
+def _kept(seen: Event, until: float, body: Body | None, faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+    over = body.end if body else seen["at"]
+    if until > over + _bound(body, over, faults, limits):
+        yield Violation("leftover", f"{seen['key']} of {body or seen['run']}: {until - over:.2f} s after its end")
+
+
+def _bound(body: Body | None, over: float, faults: list[Fault], limits: Limits) -> float:
+    """How long after a body's end its lease may be there."""
+    bound = 1.0 + limits.slack if body else limits.ttl + 2 * limits.slack  # of whoever was granted it and never knew
+    for fault in faults:
+        begin, pid = (body.start, body.pid) if body else (over, 0)
+        if (body is None or fault.concerns(pid)) and fault.at <= over + limits.slack and begin <= fault.until:
+            reaches = fault.kind in ("outage", "empty", "pause") and over <= fault.until + limits.heal
+            away = max(0.0, fault.until - over) + limits.ttl + limits.heal  # nobody can look before its return
+            bound = max(bound, fault.bound if body else 0.0, away if reaches else 0.0)
+    return bound
+
+
+# -- what was done to the store ------------------------------------------------------------------
+
+
+@dataclass
+class _Lock:
+    owner: str
+    expires: float
+
+
+def _store(events: Sequence[Event], limits: Limits) -> Iterator[Violation]:
+    """Follow what scripts really did: who owned a lock when it was taken, renewed or freed."""
+    locks: dict[str, _Lock] = {}
+    released: dict[str, float] = {}
+    for event in events:
+        if event["what"] == "store reset":
+            locks.clear()
+        elif event["what"] == "store":
+            yield from _step(event, locks, released, limits)
+
+
+def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:
+    verb, who, at = event["verb"], event["run"], event["at"]
+    if verb == "renew" and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
+        yield Violation("late renewal", f"{who} is still renewed {at - released[who]:.2f} s after its release")
+    if verb in ("renew", "acquire") and event["does"] and at > released.get(who, math.inf):
+        yield Violation("late renewal", f"{event['key']}: {verb} by {who} {at - released[who]:.2f} s after its release")
+    for does in event["does"]:
+        lock = locks.get(event["key"])
+        alive = lock is not None and at < lock.expires - 0.05
+        if alive and lock is not None and lock.owner != who:
+            yield Violation("theft", f"{event['key']} of {lock.owner}: {verb} ({does}) by {who} at {at:.2f}")
+        if does == "free":
+            locks.pop(event["key"], None)
+            released[who] = at
+        else:
+            locks[event["key"]] = _Lock(who, at + event.get("ttl", limits.ttl))
+
+
+def table(violations: Iterable[Violation]) -> str:
+    """Return the violations as text, one line each."""
+    return "\n".join(f"{violation.kind}: {violation.text}" for violation in violations)
+
+
+def figures(events: Sequence[Event]) -> dict[str, Any]:
+    """Return what a report of a run counts."""
+    bodies = bodies_of(events)
+    return {
+        "bodies": len(bodies),
+        "overlaps": sum(1 for _ in overlaps(bodies)),
+        "lost": sum(event["what"] == "lost" for event in events),
+        "duplicates": sum(event["what"] == "duplicate" for event in events),
+        "sent": sum(event["what"] == "sent" for event in events),
+    }

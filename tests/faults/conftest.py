@@ -1,0 +1,35 @@
+"""The rows of the fault matrix run when asked for (``pytest tests/faults``); the ordinary run has the checker's own tests."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.harness import FIGURES
+from tests.servers import RabbitMQServer
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the rows out unless the command line names this directory, or something in it."""
+    asked = any("faults" in argument for argument in config.args)
+    return True if collection_path.name.startswith("test_row_") and not asked else None
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest) -> str | RabbitMQServer:
+    """Each kind of broker: ``redis`` (the bench starts its own), or a RabbitMQ server."""
+    return "redis" if request.param == "redis" else request.getfixturevalue("rabbitmq_server")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each bound with what was measured."""
+    if FIGURES:
+        terminalreporter.section("bounds and figures")
+        for what, bound, measured in FIGURES:
+            terminalreporter.line(f"{what:<78} bound {bound:>12}   measured {measured:>8}")
+    if os.environ.get("FAULTS_FIGURES"):
+        with Path(os.environ["FAULTS_FIGURES"]).open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in FIGURES)

@@ -1,0 +1,340 @@
+"""A bench of the fault matrix: a broker, a store and workers of its own, the faults that can be done to them, and the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import psutil
+import redis
+from celery import Celery
+from celery.result import AsyncResult
+
+from tests.faults.checker import Violation, check, table
+from tests.faults.ledger import Event, Ledger, now
+from tests.faults.probes import Commands, Deaths, Keys, Watching
+from tests.faults.proxy import Proxy
+from tests.faults.schedule import Fault, Limits, Schedule
+from tests.faults.tasks import make_app
+from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
+
+#: A lease is freed within this when its child is killed, whatever its TTL.
+CHILD_BOUND = 6.0
+
+#: Rows of the report: what, bound, measured.
+FIGURES: list[tuple[str, str, str]] = []
+
+
+class Worker:
+    """A real ``celery worker`` process with its children."""
+
+    def __init__(
+        self, bench: Bench, pool: str, concurrency: int, options: Sequence[str], conf: dict[str, Any], **env: str
+    ):
+        self.name = f"{pool}-{secrets.token_hex(3)}"
+        self.node = f"{self.name}@local"
+        self.pool = pool
+        self.pids: frozenset[int] = frozenset()
+        command = [sys.executable, "-m", "celery", "-A", "tests.faults.worker_app", "worker", "--pool", pool]
+        command += ["--concurrency", str(concurrency), "--hostname", self.node, "--loglevel", "INFO"]
+        command += ["--without-mingle", "--without-gossip", *options]
+        own = {
+            "FAULTS_CONF": json.dumps({**bench.conf, **conf}),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+            "C_FORCE_ROOT": "1",
+            **env,
+        }
+        self.process = Process(command, bench.ledger.directory / f"{self.name}.log", {**os.environ, **own})
+        self.process.start()
+
+    def ready(self, app: Celery) -> Worker:
+        """Wait for the answer to a ping."""
+
+        def answers() -> bool:
+            assert self.process.running, f"{self.name} ended:\n{self.process.output()[-4000:]}"
+            return bool(app.control.ping(destination=[self.node], timeout=0.5))
+
+        until(answers, f"{self.name} is ready", timeout=60)
+        return self
+
+    def all_pids(self) -> frozenset[int]:
+        """Return the process ids of the main process and of all its children."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return frozenset({self.process.pid, *(child.pid for child in children)})
+
+    def exit_code(self, timeout: float) -> int | None:
+        """Return the exit code once it has ended, or None where it still runs after so many seconds."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+class Bench:
+    """One run of a row.
+
+    Args:
+        ttl: ``lock_ttl`` in seconds.
+        broker: ``redis``, or a RabbitMQ server.
+        proxied: workers reach the store by way of ``self.proxy``.
+        broker_proxied: workers reach the broker by way of ``self.broker_proxy``.
+        store: options of the store's server.
+        store_env: additions to its environment.
+        conf: configuration of workers and of the test's app.
+    """
+
+    def __init__(
+        self,
+        ttl: float,
+        broker: str | RabbitMQServer = "redis",
+        proxied: bool = False,
+        broker_proxied: bool = False,
+        store: Sequence[str] = (),
+        store_env: dict[str, str] | None = None,
+        **conf: Any,
+    ) -> None:
+        self.limits = Limits(ttl, conf.get("singleton_lock_store_timeout", 1.0))
+        self.schedule = Schedule()
+        self.ledger = Ledger(new_directory("faults"))
+        self.workers: list[Worker] = []
+        self.queue = f"faults-{secrets.token_hex(4)}"
+        self._stack = contextlib.ExitStack()
+        self._stack.callback(remove_directory, self.ledger.directory)
+        try:
+            with _environment(store_env or {}):
+                self.store = self._stack.enter_context(RedisServer(*store))
+            self._build(broker, proxied, broker_proxied, conf)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, broker: str | RabbitMQServer, proxied: bool, broker_proxied: bool, conf: Any) -> None:
+        self.own_redis = self._stack.enter_context(RedisServer())
+        broker_port = broker.port if isinstance(broker, RabbitMQServer) else self.own_redis.port
+        broker_url = broker.url() if isinstance(broker, RabbitMQServer) else self.own_redis.url()
+        seen_store, seen_broker = self.store.url(), broker_url
+        if proxied:
+            self.proxy = self._stack.enter_context(Proxy(self.store.port))
+            seen_store = seen_store.replace(str(self.store.port), str(self.proxy.port))
+        if broker_proxied:
+            self.broker_proxy = self._stack.enter_context(Proxy(broker_port))
+            seen_broker = seen_broker.replace(str(broker_port), str(self.broker_proxy.port))
+        self.conf = {
+            "broker_url": seen_broker,
+            "result_backend": self.own_redis.url(1),
+            "singleton_lock_url": seen_store,
+            "singleton_lock_ttl": self.limits.ttl,
+            "faults_directory": str(self.ledger.directory),
+            "task_default_queue": self.queue,
+            "task_track_started": True,
+            "worker_prefetch_multiplier": 1,
+            "broker_connection_retry_on_startup": True,
+            **conf,
+        }
+        self.app = make_app({**self.conf, "broker_url": broker_url, "singleton_lock_url": self.store.url()})
+        self.app.set_current()
+        self._stack.callback(self.app.close)
+        self.app.backend.result_consumer.cancel_for = lambda task_id: None
+        self._watchers: list[Watching | Commands] = [
+            Keys(self.ledger, self.store.url()),
+            Deaths(self.ledger),
+            Commands(self.ledger, self.store.url()),
+        ]
+        for watcher in self._watchers:
+            watcher.start()
+        until(self._watchers[2].ready.is_set, "MONITOR")  # type: ignore[union-attr]
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if kind is not None:
+                print(self.story())
+        finally:
+            for worker in self.workers:
+                worker.process.signal_all(signal.SIGCONT)
+                worker.process.kill()
+            for watcher in self._watchers:
+                watcher.close()
+            self._stack.close()
+
+    # -- workers and messages ----------------------------------------------------------------------
+
+    def start(self, pool: str = "prefork", concurrency: int = 2, options: Sequence[str] = (), **conf: Any) -> Worker:
+        """Start a worker; it is not ready yet."""
+        env = conf.pop("env", {})
+        worker = Worker(self, pool, 1 if pool == "solo" else concurrency, options, conf, **env)
+        self.workers.append(worker)
+        return worker
+
+    def worker(self, pool: str = "prefork", concurrency: int = 2, options: Sequence[str] = (), **conf: Any) -> Worker:
+        """Start a worker and wait until it is ready."""
+        return self.start(pool, concurrency, options, **conf).ready(self.app)
+
+    def send(self, name: str, tag: str, *acts: Sequence[Any], expect: str = "any", **options: Any) -> AsyncResult:
+        """Send a task, and say what is to become of it (see ``checker``)."""
+        result = self.app.tasks[name].apply_async((tag,), {"acts": acts or [["sleep"]]}, **options)
+        self.expect(result.id, expect)
+        return result
+
+    def expect(self, task_id: str, expect: str) -> None:
+        """Say what is to become of a task."""
+        self.ledger.note("sent", task_id=task_id, expect=expect)
+
+    def body(self, tag: str, count: int = 1, timeout: float = 30.0) -> Event:
+        """Wait for the ``count``-th start of a body, and return it."""
+        return until(lambda: self.ledger.events("start", tag=tag)[count - 1 :], f"{tag} starts", timeout)[0]
+
+    def end(self, body: Event, timeout: float = 30.0) -> Event:
+        """Wait for a body to be over, and return its end, or the death of its process."""
+
+        def over() -> list[Event]:
+            ends = self.ledger.events("end", run=body["run"], pid=body["pid"])
+            return ends or self.ledger.events("death", of=body["pid"])
+
+        return until(over, f"{body['run']} ends", timeout)[0]
+
+    def wait(self, what: str, timeout: float = 15.0, **same: Any) -> Event:
+        """Wait for an event, and return the first."""
+        return until(lambda: self.ledger.events(what, **same), f"{what} {same}", timeout)[0]
+
+    def go(self, tag: str) -> None:
+        """Let the bodies of a tag go on that hold."""
+        self.ledger.raise_flag(f"{tag}.go")
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def gone(self, body: Event, timeout: float = 40.0) -> float:
+        """Wait until a body's lease is gone from the store, and return when that was.
+
+        A lease that was there for so short a time that the probe never saw it is gone with its release.
+        """
+
+        def gone() -> list[Event]:
+            freed = [event for event in self.ledger.events("store", verb="release", run=body["run"]) if event["does"]]
+            return self.ledger.events("gone", run=body["run"]) or freed
+
+        return float(until(gone, f"the lease of {body['run']} is gone", timeout)[0]["at"])
+
+    def held(self, body: Event) -> bool:
+        """Tell whether a body's lease is in the store."""
+        seen = [e["what"] for e in self.ledger.events(run=body["run"]) if e["what"] in ("key", "gone")]
+        return seen[-1:] == ["key"]
+
+    def client(self) -> redis.Redis:
+        """Return a client of the store, not by way of the proxy."""
+        return redis.Redis.from_url(self.store.url(), decode_responses=True, socket_timeout=2)
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def kill(self, worker: Worker) -> Fault:
+        """SIGKILL a main process and its children."""
+        fault = self.schedule.add("kill", worker.all_pids(), bound=self.limits.ttl + 0.5)
+        worker.process.kill()
+        return fault
+
+    def kill_child(self, pid: int, number: int = signal.SIGKILL) -> Fault:
+        """Kill one child of a worker."""
+        fault = self.schedule.add("kill", frozenset({pid}), bound=CHILD_BOUND)
+        os.kill(pid, number)
+        return fault
+
+    @contextlib.contextmanager
+    def stopped(self, worker: Worker) -> Iterator[Fault]:
+        """Stop a main process and its children, and let them go on at the end of the block."""
+        with self.schedule.during("stop", worker.all_pids()) as fault:
+            worker.process.signal_all(signal.SIGSTOP)
+            yield fault
+            worker.process.signal_all(signal.SIGCONT)
+
+    # -- the verdict -------------------------------------------------------------------------------
+
+    def measured(self, what: str, bound: float, value: float, at_least: float = -0.1) -> None:
+        """Print a figure with its bound, and hold it to that."""
+        limit = f"{at_least:.2g} to {bound:.3g} s" if at_least > 0 else f"{bound:.3g} s"
+        FIGURES.append((what, limit, f"{value:.2f} s"))
+        print(f"{what}: {value:.2f} s (bound {limit})")
+        assert at_least <= value <= bound, f"{what}: {value:.2f} s is not within {limit}"
+
+    def verdict(self) -> list[Violation]:
+        """Return what the checker finds in what has happened so far."""
+        for watcher in self._watchers:
+            watcher.close()
+        return check(self.ledger.events(), self.schedule, self.limits)
+
+    def settle(self) -> None:
+        """Wait until what must run has run, no body runs and no lease is left; then ask the checker."""
+        with contextlib.suppress(AssertionError):  # the checker says it better
+            until(self._done, "all has run", 40)
+        until(self._idle, "no body runs", 60)
+        until(lambda: not self._leases(), "no lease is left", self.limits.ttl + 10)
+        found = self.verdict()
+        assert not found, f"\n{table(found)}"
+
+    def _done(self) -> bool:
+        wanted = {e["task_id"] for e in self.ledger.events("sent") if e["expect"] not in ("any", "none")}
+        return wanted <= {e["task_id"] for e in self.ledger.events("end") if e["how"] == "return"}
+
+    def _idle(self) -> bool:
+        over = {(e["run"], e["pid"]) for e in self.ledger.events("end")}
+        dead = {e["of"] for e in self.ledger.events("death")}
+        return all((e["run"], e["pid"]) in over or e["pid"] in dead for e in self.ledger.events("start"))
+
+    def _leases(self) -> list[Any]:
+        with contextlib.closing(self.client()) as client:
+            return list(client.keys("*:lock:*"))
+
+    def story(self) -> str:
+        """Return what happened, for the report of a failure."""
+        events = [event for event in self.ledger.events() if not event.get("sent")]
+        faults = [
+            {"what": f"FAULT {f.kind}", "at": f.at, "until": f.until, "pids": sorted(f.pids)} for f in self.schedule
+        ]
+        lines = [f"{e['at'] - events[0]['at']:9.3f} {e}" for e in sorted(events + faults, key=lambda e: e["at"])[-150:]]
+        logs = [f"-- {w.name}\n{w.process.output()[-5000:]}" for w in self.workers]
+        return "\n".join(lines + logs)
+
+
+@contextlib.contextmanager
+def _environment(more: dict[str, str]) -> Iterator[None]:
+    """Let what is started within inherit more; what starts a process of the run's own is not concerned."""
+    warden.tell("undir", "nothing")  # it runs already
+    before = {name: os.environ.get(name) for name in more}
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def since(event: Event | Fault, at: float) -> float:
+    """Return the seconds from an event or a fault's beginning to a moment."""
+    return at - (event.at if isinstance(event, Fault) else float(event["at"]))
+
+
+def kind_of(broker: str | RabbitMQServer) -> str:
+    """Return the name of a kind of broker."""
+    return broker if isinstance(broker, str) else "rabbitmq"
+
+
+def side_by_side(*steps: Callable[[], Any]) -> list[Any]:
+    """Do several things that mostly wait at once, and return their answers."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(steps)) as threads:
+        return [future.result() for future in [threads.submit(step) for step in steps]]
+
+
+__all__ = ["CHILD_BOUND", "FIGURES", "Bench", "Worker", "kind_of", "now", "side_by_side", "since"]

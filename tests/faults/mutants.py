@@ -1,0 +1,204 @@
+"""Takes one mechanism out of a copy of the package at a time, and runs the row that guards it: that row must turn red.
+
+``python -m tests.faults.mutants [NAME ...]``
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.servers import new_directory, remove_directory
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = "celery_singleton_lock"
+LANES = 2
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One mechanism taken out.
+
+    Arguments:
+        name: what is missing.
+        file: where, within the package.
+        old: text that must be there just once.
+        new: what stands there instead.
+        row: the test that must turn red, as pytest spells it.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    row: str
+
+
+MUTANTS = (
+    Mutant(
+        "owner check at release",
+        "stores/release.lua",
+        "if has[1] ~= ARGV[1] then -- another's",
+        "if not has[1] then -- another's",
+        "test_row_07.py::test_over_at_waking",
+    ),
+    Mutant(
+        "owner check at renewal",
+        "stores/renew.lua",
+        "if owner == ARGV[i] then",
+        "if owner then",
+        "test_row_07.py::test_whole_worker[threads]",
+    ),
+    Mutant(
+        "renewal in the process of the body",
+        "renewal.py",
+        "            self._renew(due[start : start + BATCH], self._store)",
+        "            pass",
+        "test_row_06.py::test_warm[threads]",
+    ),
+    Mutant(
+        "renewal by the main process",
+        "watch.py",
+        "            self._renew(going[start : start + BATCH], time)",
+        "            pass",
+        "test_row_08.py::test_regex",
+    ),
+    Mutant(
+        "release by the main process",
+        "watch.py",
+        "            self._store.release(child.claim, success=False)",
+        "            pass",
+        "test_row_01.py::test_killed_child[redis]",
+    ),
+    Mutant(
+        "release only once the child is reaped",
+        "worker.py",
+        "    def _is_going(self: Any) -> bool:\n",
+        "    def on_timeout(self: Any, soft: bool, timeout: float) -> None:\n"
+        "        plan = plan_of(self.task)\n"
+        '        claim = Claim(plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id)\n'
+        "        self.watcher._store.release(claim, success=False)\n"
+        "        super().on_timeout(soft, timeout)\n\n"
+        "    def _is_going(self: Any) -> bool:\n",
+        "test_row_03.py::test_limits",
+    ),
+    Mutant(
+        "same task id is no duplicate",
+        "outcome.py",
+        "    if holder.task_id == request.id and not request.is_eager:",
+        "    if False:",
+        "test_row_09.py::test_first_succeeds",
+    ),
+    Mutant(
+        "a copy of a message that succeeded is dropped",
+        "stores/acquire.lua",
+        "  if ended == 'success' then return {'ended'} end\n",
+        "",
+        "test_row_09.py::test_first_succeeds",
+    ),
+    Mutant(
+        "idempotent acquire",
+        "stores/acquire.lua",
+        "if has[1] and has[1] ~= ARGV[1] then",
+        "if has[1] then",
+        "test_row_10.py::test_reply_lost[prefork-0]",
+    ),
+    Mutant(
+        "deadline counted from before sending",
+        "renewal.py",
+        "            lease.renewed(sent_at)\n            self._listener.renewed(lease)",
+        "            lease.renewed(self._clock())\n            self._listener.renewed(lease)",
+        "test_row_10.py::test_renewal_answered_late",
+    ),
+    Mutant(
+        "native thread under gevent",
+        "concurrency.py",
+        '    if kind == "gevent":',
+        '    if kind == "gevent?":',
+        "test_row_08.py::test_never_yields[gevent]",
+    ),
+    Mutant(
+        "an error does not end the renewal thread",
+        "renewal.py",
+        "            except BaseException as error:  # whatever it is, leases must go on being renewed\n",
+        "            except BaseException as error:\n                return\n",
+        "test_row_15.py::test_renewal_goes_on[threads-RuntimeError]",
+    ),
+    Mutant(
+        "a lease that the store lost is taken again",
+        "renewal.py",
+        "            if take_again:\n",
+        "            if False:\n",
+        "test_row_10.py::test_restarted_empty_and_alone",
+    ),
+    Mutant(
+        "release when the body is over",
+        "guard.py",
+        "    if not lease.owned:\n        return\n",
+        "    return\n",
+        "test_row_05.py::test_body_leaves",
+    ),
+    Mutant(
+        "one deadline over a store call",
+        "stores/redis.py",
+        "        self._sock.settimeout(self._connection.socket_timeout)",
+        "        self._sock.settimeout(None)",
+        "test_row_10.py::test_half_open",
+    ),
+    Mutant(
+        "a forked process owns nothing",
+        "guard.py",
+        "    if claim is None or claim.pid != os.getpid():",
+        "    if claim is None:",
+        "test_row_14.py::test_fork_in_a_body[fork-through]",
+    ),
+)
+
+
+def check(mutant: Mutant) -> str:
+    """Return what is wrong with a mutant, or nothing where its row turns red.
+
+    Arguments:
+        mutant: which.
+    """
+    copy = new_directory("mutant")
+    try:
+        for name in (PACKAGE, "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "setup.cfg", copy)
+        path = copy / PACKAGE / mutant.file
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return f"its text is {text.count(mutant.old)} times in {mutant.file}"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        return _verdict(copy, mutant)
+    finally:
+        remove_directory(copy)
+
+
+def _verdict(copy: Path, mutant: Mutant) -> str:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", f"tests/faults/{mutant.row}"]
+    env = {**os.environ, "PYTHONPATH": str(copy)}
+    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, check=False)
+    if done.returncode == 1:
+        return ""
+    return "its row stays green" if not done.returncode else f"its row cannot run: {done.stdout[-500:]}"
+
+
+def main(names: list[str]) -> int:
+    """Check all mutants, or those that are named, and return the exit code."""
+    wanted = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    with ThreadPoolExecutor(LANES) as threads:
+        verdicts = list(threads.map(check, wanted))
+    for mutant, verdict in zip(wanted, verdicts, strict=True):
+        print(f"{'red' if not verdict else 'FAILED':<7}{mutant.name:<50} {mutant.row} {verdict}")
+    return int(any(verdicts))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

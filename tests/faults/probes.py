@@ -1,0 +1,198 @@
+"""Threads of the test process that write what they see into the ledger: leases in the store, commands of the store, deaths."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from hashlib import sha1
+from pathlib import Path
+
+import redis
+
+import celery_singleton_lock
+from tests.faults.ledger import Ledger, name_of, now
+
+_ERRORS = (redis.RedisError, OSError)
+
+
+class Watching(ABC, threading.Thread):
+    """A thread that repeats one step until it is told to end, whatever the server does meanwhile."""
+
+    def __init__(self, ledger: Ledger, every: float) -> None:
+        super().__init__(daemon=True)
+        self.ledger = ledger
+        self._every = every
+        self._end = threading.Event()
+
+    @abstractmethod
+    def step(self) -> None:
+        """Look once."""
+
+    def run(self) -> None:
+        while not self._end.wait(self._every):
+            with contextlib.suppress(*_ERRORS):
+                self.step()
+
+    def close(self) -> None:
+        """End the thread, and look a last time."""
+        self._end.set()
+        self.join(10)
+        with contextlib.suppress(*_ERRORS):
+            self.step()
+
+
+class Keys(Watching):
+    """Notes when a lease appears in the store, and when it is gone; an outage is neither."""
+
+    def __init__(self, ledger: Ledger, url: str) -> None:
+        super().__init__(ledger, 0.03)
+        self._client = redis.Redis.from_url(url, decode_responses=True, socket_timeout=0.5)
+        self._there: dict[str, str] = {}
+
+    def step(self) -> None:
+        at = now()
+        there = {name_of(token): key for key in self._client.keys("*:lock:*") if (token := self._token(str(key)))}
+        for run in self._there.keys() - there.keys():
+            self.ledger.note("gone", run=run, key=self._there[run])
+        for run in there.keys() - self._there.keys():
+            self.ledger.note("key", at, run=run, key=there[run])
+        self._there = there
+
+    def _token(self, key: str) -> str:
+        return str(self._client.hget(key, "token") or "")
+
+    def close(self) -> None:
+        super().close()
+        self.ledger.note("looked")
+        self._client.close()
+
+
+class Deaths(Watching):
+    """Notes the end of each process in which a body has started."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(ledger, 0.02)
+        self._handles: dict[int, int] = {}
+        self._known: set[int] = set()
+
+    def step(self) -> None:
+        for pid in {event["pid"] for event in self.ledger.events("start")} - self._known:
+            self._known.add(pid)
+            try:
+                self._handles[os.pidfd_open(pid)] = pid
+            except OSError:
+                self.ledger.note("death", of=pid)
+        ready, _, _ = select.select(list(self._handles), [], [], 0)
+        for handle in ready:
+            os.close(handle)
+            self.ledger.note("death", of=self._handles.pop(handle))
+
+    def close(self) -> None:
+        super().close()
+        for handle in self._handles:
+            os.close(handle)
+        self._handles.clear()
+
+
+class Commands(threading.Thread):
+    """Notes, with MONITOR, every call of a script and what it really did to a lock."""
+
+    def __init__(self, ledger: Ledger, url: str) -> None:
+        super().__init__(daemon=True)
+        self.ledger = ledger
+        self._url = url
+        self._end = False
+        self._verbs = _verbs()
+        self._call: dict[str, object] | None = None
+        self._lock = ""
+        self._offset = now() - time.time()
+        self.ready = threading.Event()
+
+    def run(self) -> None:
+        while not self._end:
+            with contextlib.suppress(*_ERRORS):
+                for line in self._lines():
+                    self._read(line)
+            self.ledger.note("store reset")
+            time.sleep(0.05)
+
+    def _lines(self) -> Iterator[str]:
+        client = redis.Redis.from_url(self._url)
+        with contextlib.closing(client), client.monitor() as monitor:
+            self.ready.set()
+            while not self._end:
+                yield monitor.connection.read_response().decode()
+
+    def close(self) -> None:
+        """End the thread, once it has read what the server was sent before."""
+        time.sleep(0.05)
+        self._end = True
+        with (
+            contextlib.suppress(*_ERRORS),
+            contextlib.closing(redis.Redis.from_url(self._url, socket_timeout=1)) as client,
+        ):
+            client.ping()
+        self.join(5)
+
+    def _read(self, line: str) -> None:
+        at, _, rest = line.partition(" ")
+        words = [_plain(word) for word in re.findall(r'"((?:[^"\\]|\\.)*)"', rest)]
+        if not words:
+            return
+        if " lua]" in rest:
+            self._inside(float(at) + self._offset, words)
+        elif words[0].upper() in ("EVALSHA", "EVAL"):
+            self._outside(float(at) + self._offset, words)
+        else:
+            self._call = None
+
+    def _outside(self, at: float, words: list[str]) -> None:
+        digest = words[1] if words[0].upper() == "EVALSHA" else sha1(words[1].encode()).hexdigest()
+        count = int(words[2])
+        keys, args = words[3 : 3 + count], words[3 + count :]
+        self._call = {"verb": self._verbs.get(digest, "?"), "args": args}
+        if self._call["verb"] == "renew":
+            for index, token in enumerate(args[::2]):
+                # A main process knows the attempt alone, and gives its key for both.
+                own = keys[2 * index] != keys[2 * index + 1]
+                run = name_of(token)
+                self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
+        elif self._call["verb"] in ("acquire", "release"):
+            self.ledger.note(
+                "store", at, verb=self._call["verb"], run=name_of(args[0]), key=keys[0], does=[], sent=True
+            )
+
+    def _inside(self, at: float, words: list[str]) -> None:
+        """A command of the script that was called last."""
+        if self._call is None:
+            return
+        verb, args, command = self._call["verb"], self._call["args"], words[0].upper()
+        assert isinstance(args, list)
+        if verb == "renew" and command == "PEXPIRE":
+            if ":attempt:" not in words[1]:
+                self._lock = words[1]
+            else:
+                self._did(at, verb, words[1].rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
+        elif verb == "acquire" and command == "PEXPIRE":
+            self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
+        elif verb == "release" and command == "DEL":
+            self._did(at, verb, args[0], words[1], "free")
+
+    def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
+        self.ledger.note("store", at, verb=verb, run=name_of(token), key=key, does=[does], ttl=ttl)
+
+
+def _verbs() -> dict[str, str]:
+    scripts = Path(celery_singleton_lock.__file__).parent / "stores"
+    return {sha1(path.read_bytes()).hexdigest(): path.stem for path in scripts.glob("*.lua")}
+
+
+def _plain(word: str) -> str:
+    """A word as it was before MONITOR quoted it."""
+    return re.sub(r"\\(.)", lambda match: {"n": "\n", "r": "\r", "t": "\t"}.get(match[1], match[1]), word)

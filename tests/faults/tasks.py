@@ -1,0 +1,289 @@
+"""The tasks of the fault matrix: ``make_app`` builds the same app in the test and in its workers.
+
+``tag`` alone makes the signature. ``acts`` says what bodies do: the first run of a message the first act, its second run the
+second, and so on; the last is repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_singleton_lock import LockLost, Raise, RetryLater, SingletonTask, Skip, signals
+from tests.faults.ledger import Ledger, name_of
+
+#: Seconds that a body waits for its test at most.
+HOLD = 100.0
+#: Seconds of a body that has nothing to do: a probe of the store must be able to see its lease.
+BRIEF = 0.15
+#: Soon enough for tests; a real one would wait longer.
+SOON = RetryLater(delay=0.3, backoff=1.0, max_delay=0.3, jitter=0.0, max_wait=600.0)
+
+
+class Boom(Exception):
+    """A body's own failure."""
+
+
+class Bang(BaseException):
+    """One that no body should raise."""
+
+
+def ledger_of(app: Celery) -> Ledger:
+    """Return the ledger of the app's run."""
+    return Ledger(app.conf.get("faults_directory"))
+
+
+# -- what a body can be told to do ---------------------------------------------------------------
+
+
+def _sleep(task: Task, tag: str, seconds: float = BRIEF) -> str:
+    time.sleep(seconds)
+    return "slept"
+
+
+def _hold(task: Task, tag: str, flag: str = "go") -> str:
+    ledger, end = ledger_of(task.app), time.monotonic() + HOLD
+    while not ledger.is_raised(f"{tag}.{flag}") and time.monotonic() < end:
+        time.sleep(0.02)
+    return "held"
+
+
+def _hold_boom(task: Task, tag: str) -> None:
+    _hold(task, tag)
+    raise Boom(tag)
+
+
+def _swallow(task: Task, tag: str, seconds: float) -> str:
+    """Go on in spite of whatever is raised into it, as a body with a bare except does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            time.sleep(0.05)
+        except BaseException as wish:
+            ledger_of(task.app).note("swallowed", tag=tag, error=type(wish).__name__)
+    return "swallowed"
+
+
+def _ensure(task: Task, tag: str, seconds: float = HOLD) -> str:
+    """Ask for the lease at every step, and end when it is lost."""
+    ledger, end = ledger_of(task.app), time.monotonic() + seconds
+    while time.monotonic() < end and not ledger.is_raised(f"{tag}.go"):
+        try:
+            task.lease.ensure()
+        except LockLost:
+            ledger.note("ensure failed", tag=tag)
+            raise
+        time.sleep(0.05)
+    return "ensured"
+
+
+def _watch(task: Task, tag: str) -> str:
+    """Note when the lease is no longer held, by its own clock."""
+    while task.lease.held:
+        time.sleep(0.02)
+    ledger_of(task.app).note("not held", tag=tag)
+    return _hold(task, tag)
+
+
+def _regex(task: Task, tag: str, seconds: float) -> str:
+    """One regular expression that keeps the GIL for at least so many seconds."""
+    length, took = 16, 0.0
+    while took < 0.05:
+        length += 1
+        took = min(_match(length) for _ in range(3))
+    ledger_of(task.app).note("regex", tag=tag)
+    length += math.ceil(math.log2(seconds / took))  # each further letter doubles the time
+    while _match(length) < seconds:
+        length += 1
+    return "matched"
+
+
+def _keep_gil(task: Task, tag: str, seconds: float) -> str:
+    """A call into C that keeps the GIL, as a badly written extension does."""
+    library, end = ctypes.PyDLL(None), time.monotonic() + seconds
+    while time.monotonic() < end:
+        library.usleep(int((end - time.monotonic()) * 1e6))
+    return "kept"
+
+
+def _spin(task: Task, tag: str, seconds: float) -> int:
+    """Compute without ever waiting: in gevent and eventlet nothing else runs meanwhile."""
+    count, end = 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        count += 1
+    return count
+
+
+def _match(length: int) -> float:
+    begin = time.thread_time()
+    re.match(r"(a+)+$", "a" * length + "b")
+    return time.thread_time() - begin
+
+
+def _boom(task: Task, tag: str) -> None:
+    time.sleep(BRIEF)
+    raise Boom(tag)
+
+
+def _bang(task: Task, tag: str) -> None:
+    time.sleep(BRIEF)
+    raise Bang(tag)
+
+
+def _exit(task: Task, tag: str) -> None:
+    time.sleep(BRIEF)
+    sys.exit(3)
+
+
+def _memory(task: Task, tag: str) -> None:
+    time.sleep(BRIEF)
+    raise MemoryError(tag)
+
+
+def _eat(task: Task, tag: str, megabytes: int) -> int:
+    """Grow beyond what a child is allowed to."""
+    eaten = bytearray(megabytes << 20)
+    eaten[::4096] = b"x" * len(eaten[::4096])
+    return len(eaten)
+
+
+def _odd_result(task: Task, tag: str) -> object:
+    """Return what no serializer takes."""
+    time.sleep(BRIEF)
+    return object()
+
+
+def _fork(task: Task, tag: str) -> str:
+    """Fork in the middle; the child ends as ordinary code would."""
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(BaseException):
+            time.sleep(0.3)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    time.sleep(0.5)
+    return "forked"
+
+
+def _fork_through(task: Task, tag: str) -> str:
+    """Fork, and let the child run out of the body like the parent does; it must free nothing."""
+    if not os.fork():
+        raise Bang("a copy of the body")
+    time.sleep(1.5)
+    return "forked"
+
+
+def _call(task: Task, tag: str, other: str, other_tag: str) -> Any:
+    """Run another task within this one, as a plain call."""
+    return task.app.tasks[other](other_tag, acts=[["sleep", 0.2]])
+
+
+def _apply(task: Task, tag: str, other: str, other_tag: str) -> str:
+    """Run a task within this one, as a task of its own."""
+    return str(task.app.tasks[other].apply((other_tag,), {"acts": [["sleep", 0.2]]}).state)
+
+
+def _wall_clock(task: Task, tag: str, seconds: float) -> str:
+    """Sleep, and note when the wall clock makes a step."""
+    ledger, end, before = ledger_of(task.app), time.monotonic() + seconds, time.time() - time.monotonic()
+    ledger.note("clock seen")
+    while time.monotonic() < end:
+        step = time.time() - time.monotonic() - before
+        if abs(step) > 60:
+            ledger.note("wall clock", step=round(step / 60) * 60)
+            before += step
+        time.sleep(0.05)
+    return "slept"
+
+
+ACTS: dict[str, Callable[..., Any]] = {
+    function.__name__[1:].replace("_", "-"): function
+    for function in (
+        _sleep, _hold, _hold_boom, _swallow, _ensure, _regex, _boom, _bang, _exit, _memory, _eat, _odd_result, _fork,
+        _fork_through, _call, _apply, _wall_clock, _spin, _watch, _keep_gil,
+    )
+}  # fmt: skip
+
+
+def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
+    """Do an act between the two records of this run."""
+    ledger, lease, pid = ledger_of(task.app), task.lease, os.getpid()
+    number = ledger.number(f"{task.request.id}.{task.name}.{tag}") if task.request.id else 0
+    act, *args = acts[min(number, len(acts) - 1)]
+    who = {"key": lease.key or f"plain:{tag}", "run": _run_of(lease), "task_id": task.request.id or ""}
+    how = "return"
+    ledger.note("start", tag=tag, number=number, **who)
+    try:
+        return ACTS[act](task, tag, *args)
+    except BaseException as error:
+        how = type(error).__name__
+        raise
+    finally:
+        if os.getpid() == pid:
+            ledger.note("end", how=how, **who)
+
+
+def _run_of(lease: Any) -> str:
+    return name_of(lease.claim.token) if lease.claim else os.urandom(5).hex()
+
+
+# -- the app -------------------------------------------------------------------------------------
+
+
+def make_app(conf: dict[str, Any]) -> Celery:
+    """Build the app with all tasks; the same in every process."""
+    app = Celery("faults", set_as_current=False)
+    app.conf.update(conf)
+    for name, policy in (("skip", Skip()), ("retry", SOON), ("raise", Raise()), ("other", SOON)):
+        _register(app, name, on_duplicate=policy)
+    _register(app, "late", on_duplicate=SOON, acks_late=True, reject_on_worker_lost=True)
+    _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
+    app.task(_next, bind=True, shared=False, name="next", base=SingletonTask, singleton=False)
+    return app
+
+
+def _register(app: Celery, name: str, **options: Any) -> None:
+    def body(self: Task, tag: str, acts: Sequence[Sequence[Any]] = (("sleep",),)) -> Any:
+        return _body(self, tag, acts)
+
+    keyed = {} if "lock_key" in options else {"unique_on": "tag"}
+    app.task(body, bind=True, shared=False, name=name, base=SingletonTask, **keyed, **options)
+
+
+def _no_key(tag: str, acts: object = None) -> str:
+    raise Boom("no key")
+
+
+def _next(self: Task, result: object, tag: str) -> object:
+    """The next step of a chain: notes that it ran."""
+    ledger_of(self.app).note("next", tag=tag, task_id=self.request.id)
+    return result
+
+
+def record_signals(app: Celery) -> None:
+    """Write the library's signals into the ledger."""
+    ledger = ledger_of(app)
+
+    def of_lease(what: str) -> Callable[..., None]:
+        def note(lease: Any, **_: Any) -> None:
+            ledger.note(what, run=_run_of(lease), key=lease.key, task_id=lease.claim.task_id)
+
+        return note
+
+    signals.lock_lost.connect(of_lease("lost"), weak=False)
+    signals.lock_acquired.connect(of_lease("acquired"), weak=False)
+    signals.lock_released.connect(of_lease("released"), weak=False)
+    signals.duplicate.connect(lambda key, task_id, **_: ledger.note("duplicate", key=key, task_id=task_id), weak=False)
+    signals.store_error.connect(
+        lambda key, task_id, error, **_: ledger.note("store error", key=key, task_id=task_id, error=str(error)[:200]),
+        weak=False,
+    )

@@ -1,0 +1,271 @@
+"""The checker's own tests: hand-made histories that must be found out, and faults that excuse just what they should."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.faults.checker import check
+from tests.faults.ledger import Event
+from tests.faults.schedule import Fault, Limits
+
+LIMITS = Limits(ttl=6.0, timeout=1.0, slack=0.3)  # a third of the TTL and the timeout: 3 s
+KEY = "singleton:{job}:lock:1"
+
+
+def body(run: str, start: float, end: float | None, how: str = "return", pid: int = 1, key: str = KEY) -> list[Event]:
+    """Return the records of one body; without an end it goes on."""
+    who = {"key": key, "run": run, "pid": pid, "task_id": f"task-{run}"}
+    begun = [{"what": "start", "at": start, **who}]
+    return begun + ([] if end is None else [{"what": "end", "at": end, "how": how, **who}])
+
+
+def event(what: str, at: float, **more: Any) -> Event:
+    """Return one record."""
+    return {"what": what, "at": at, "pid": 0, **more}
+
+
+def lost(run: str, at: float) -> Event:
+    """Return the record of a loss that was told."""
+    return event("lost", at, run=run, key=KEY)
+
+
+def store(at: float, verb: str, run: str, does: str = "", ttl: float = 6.0) -> Event:
+    """Return the record of a script's call, and of what it did."""
+    return event("store", at, verb=verb, run=run, key=KEY, does=[does] if does else [], ttl=ttl)
+
+
+def found(events: list[Event], *faults: Fault) -> set[str]:
+    """Return the kinds of violations."""
+    return {violation.kind for violation in check(sorted(events, key=lambda e: e["at"]), faults, LIMITS)}
+
+
+STOP = Fault("stop", 10, 30, frozenset({1}))
+OUTAGE = Fault("outage", 10, 30)
+EMPTY = Fault("empty", 10, 12)
+
+
+def test_nothing_to_find() -> None:
+    """Bodies one after the other, their leases there just as long, are fine."""
+    events = body("a", 0, 5) + body("b", 5.1, 9, "Boom", pid=2)
+    events += [event("sent", 0, task_id="task-a", expect="once"), event("sent", 0, task_id="task-b", expect="any")]
+    events += [event("key", 0, run="a", key=KEY), event("gone", 5.1, run="a"), event("key", 5.1, run="b", key=KEY)]
+    events += [event("gone", 9.5, run="b"), event("looked", 20)]
+    events += [store(0, "acquire", "a", "take"), store(2, "renew", "a", "renew"), store(5, "release", "a", "free")]
+    assert set() == found(events)
+
+
+# -- overlaps --------------------------------------------------------------------------------------
+
+
+def test_overlap() -> None:
+    """Two bodies of one signature at once."""
+    assert {"overlap"} == found(body("a", 0, 5) + body("b", 4.9, 9, pid=2))
+
+
+def test_overlap_with_a_body_without_end() -> None:
+    """A body that was never over overlaps everything after it."""
+    assert {"overlap"} == found(body("a", 0, None) + body("b", 400, 409, pid=2))
+
+
+def test_other_signatures() -> None:
+    """Bodies of different signatures may run at once."""
+    assert set() == found(body("a", 0, 5) + body("b", 1, 9, key="other"))
+
+
+def test_a_death_is_an_end() -> None:
+    """A killed body is over when its process is dead, and not before."""
+    events = [*body("a", 0, None), event("death", 5, of=1)]
+    assert set() == found(events + body("b", 5.1, 9, pid=2))
+    assert {"overlap"} == found(events + body("b", 4.9, 9, pid=2))
+
+
+@pytest.mark.parametrize("fault", [STOP, OUTAGE])
+@pytest.mark.parametrize(("start", "verdict"), [(13.9, {"overlap"}), (14.1, set()), (29.9, set())])
+def test_excused_from_expiry_on(fault: Fault, start: float, verdict: set[str]) -> None:
+    """The earliest expiry is two thirds of a TTL after the fault began."""
+    events = [*body("a", 0, 35), lost("a", 31), *body("b", start, 40, pid=2)]
+    assert verdict == found(events, fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "last"), [(STOP, 30.0), (OUTAGE, 33.0), (EMPTY, 15.0)], ids=["stop", "outage", "empty"]
+)
+def test_excused_until(fault: Fault, last: float) -> None:
+    """A stop excuses until its end; a store's absence until its return, and the time that renewers need to come by."""
+    before = [*body("a", 0, 60), lost("a", fault.until + 2), *body("b", last + 0.2, 60, pid=2)]
+    after = [*body("a", 0, 60), lost("a", fault.until + 2), *body("b", last + 0.4, 60, pid=2)]
+    assert set() == found(before, fault)
+    assert {"overlap"} == found(after, fault)
+
+
+def test_lost_data_excuse_at_once() -> None:
+    """After a loss of data nothing has to expire first."""
+    assert set() == found([*body("a", 0, 40), lost("a", 13), *body("b", 10.5, 40, pid=2)], EMPTY)
+
+
+def test_stop_of_somebody_else() -> None:
+    """A stop excuses only those who were stopped."""
+    events = [*body("a", 0, 35, pid=3), lost("a", 31), *body("b", 20, 40, pid=2)]
+    assert {"overlap", "lost"} == found(events, STOP)
+
+
+def test_stop_of_the_second() -> None:
+    """That the one who came later was stopped is no excuse."""
+    assert {"overlap"} == found(body("a", 0, 35, pid=2) + body("b", 20, 40, pid=1), STOP)
+
+
+def test_body_begun_after_the_fault() -> None:
+    """A fault that was over before the first body began excuses nothing."""
+    assert {"overlap"} == found(body("a", 30.5, 60) + body("b", 32, 60, pid=2), OUTAGE)
+
+
+def test_kill_is_no_excuse() -> None:
+    """Who is killed is over; a kill excuses no overlap."""
+    assert {"overlap"} == found(
+        body("a", 0, 35) + body("b", 20, 40, pid=2), Fault("kill", 10, math.inf, frozenset({1}))
+    )
+
+
+def test_untold() -> None:
+    """The loser of an excused overlap has to be told, in time, and he himself."""
+    both = body("a", 0, 60) + body("b", 20, 60, pid=2)
+    assert {"untold"} == found(both, STOP)
+    assert {"untold"} == found([*both, lost("b", 31)], STOP) - {"lost"}
+    assert "untold" in found([*both, lost("a", 45)], STOP)
+    assert set() == found([*both, lost("a", 32)], STOP)
+
+
+def test_nobody_left_to_tell() -> None:
+    """A loser that is over before it could be told need not be."""
+    assert set() == found(body("a", 0, 30.5) + body("b", 20, 60, pid=2), STOP)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def test_lost_without_fault() -> None:
+    """A loss that nothing explains."""
+    assert {"lost"} == found([*body("a", 0, 5), lost("a", 3)])
+
+
+@pytest.mark.parametrize(("at", "verdict"), [(13.0, {"lost"}), (15.0, set()), (32.0, set()), (40.0, {"lost"})])
+def test_lost_at_the_wrong_time(at: float, verdict: set[str]) -> None:
+    """A fault explains losses from the earliest expiry until everybody has been told."""
+    assert verdict == found([*body("a", 0, 60), lost("a", at)], STOP)
+
+
+# -- what was promised -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("expect", ["run", "once"])
+def test_never_run(expect: str) -> None:
+    """A message that was lost, or whose body never came to its end."""
+    sent = event("sent", 0, task_id="task-a", expect=expect)
+    assert {"never run"} == found([sent])
+    assert {"never run"} == found([sent, *body("a", 1, 2, "Boom")])
+    assert set() == found([sent, *body("a", 1, 2)])
+
+
+def test_run_too_often() -> None:
+    """What is to run once, or not at all, and does so more often."""
+    twice = body("a", 1, 2) + [{**e, "run": "b"} for e in body("a", 3, 4)]
+    assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="once"), *twice])
+    assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="one attempt"), *twice])
+    assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="none"), *body("a", 1, 2)])
+
+
+# -- leases ----------------------------------------------------------------------------------------
+
+
+def test_leftover() -> None:
+    """A lease that is still there long after its body, whether it goes at last or not."""
+    there = [*body("a", 0, 5), event("key", 0, run="a", key=KEY)]
+    assert {"leftover"} == found([*there, event("looked", 9)])
+    assert {"leftover"} == found([*there, event("gone", 8, run="a"), event("looked", 9)])
+    assert set() == found([*there, event("looked", 5.5)])
+
+
+def test_leftover_of_nobody() -> None:
+    """A lease under which no body ran must be gone after its TTL."""
+    there = [event("key", 0, run="x", key=KEY)]
+    assert {"leftover"} == found([*there, event("looked", 8)])
+    assert set() == found([*there, event("gone", 5, run="x"), event("looked", 8)])
+
+
+@pytest.mark.parametrize(("gone", "verdict"), [(10.5, set()), (12.0, {"leftover"})])
+def test_a_kill_has_its_bound(gone: float, verdict: set[str]) -> None:
+    """A killed child's lease may be there for as long as that fault's bound says."""
+    events = [
+        *body("a", 0, None),
+        event("death", 5, of=1),
+        event("key", 0, run="a", key=KEY),
+        event("gone", gone, run="a"),
+    ]
+    assert verdict == found(events, Fault("kill", 5, math.inf, frozenset({1}), bound=6))
+    assert {"leftover"} == found(events, Fault("kill", 5, math.inf, frozenset({2}), bound=6))
+
+
+def test_leftover_of_an_outage() -> None:
+    """What ended while the store was away expires there."""
+    events = [*body("a", 0, 20), event("key", 0, run="a", key=KEY), event("gone", 28, run="a"), event("looked", 29)]
+    assert set() == found(events, OUTAGE)
+    assert {"leftover"} == found(events)
+
+
+def test_a_short_pause_excuses_no_overlap() -> None:
+    """A pause may leave leases to expire; it is no excuse for anything else."""
+    pause = Fault("pause", 10, 12)
+    left = [*body("a", 0, 11), event("key", 0, run="a", key=KEY), event("gone", 17, run="a"), event("looked", 18)]
+    assert set() == found(left, pause)
+    assert {"overlap", "lost"} == found([*body("a", 0, 20), lost("a", 14), *body("b", 14, 20, pid=2)], pause)
+
+
+def test_early() -> None:
+    """A lease that is gone under its body."""
+    there = [*body("a", 0, 25), event("key", 0, run="a", key=KEY), event("gone", 15, run="a"), event("looked", 30)]
+    assert {"early"} == found(there)
+    assert set() == found(there, STOP)
+
+
+def test_early_and_taken_again() -> None:
+    """That it came back does not make it good."""
+    there = [*body("a", 0, 25), event("key", 0, run="a", key=KEY), event("gone", 9, run="a")]
+    assert {"early"} == found([*there, event("key", 10, run="a", key=KEY), event("gone", 25, run="a")])
+
+
+# -- the store -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verb", "does"), [("release", "free"), ("renew", "renew"), ("acquire", "take")])
+def test_theft(verb: str, does: str) -> None:
+    """A release, renewal or acquisition of somebody else's lease."""
+    events = [store(0, "acquire", "a", "take"), store(3, verb, "b", does)]
+    assert {"theft"} == found(events)
+    assert set() == found([store(0, "acquire", "a", "take"), store(3, verb, "b")])
+
+
+def test_expired_and_taken() -> None:
+    """An expired lease is nobody's; and after a restart of the store there is none."""
+    assert set() == found([store(0, "acquire", "a", "take"), store(6.1, "acquire", "b", "take")])
+    assert {"theft"} == found([store(0, "acquire", "a", "take"), store(5.8, "acquire", "b", "take")])
+    assert {"theft"} == found(
+        [store(0, "acquire", "a", "take"), store(5, "renew", "a", "renew"), store(9, "acquire", "b", "take")]
+    )
+    assert set() == found([store(0, "acquire", "a", "take"), event("store reset", 1), store(2, "acquire", "b", "take")])
+
+
+@pytest.mark.parametrize(("verb", "does"), [("renew", "renew"), ("acquire", "take")])
+def test_renewal_after_release(verb: str, does: str) -> None:
+    """A released lease that is renewed, or taken again."""
+    events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free"), store(3.1, verb, "a", does)]
+    assert {"late renewal"} == found(events)
+
+
+def test_renewal_that_goes_on() -> None:
+    """A renewal on its way may come after the release and do nothing; one that goes on may not."""
+    events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free")]
+    assert set() == found([*events, store(3.1, "renew", "a")])
+    assert {"late renewal"} == found([*events, store(7, "renew", "a")])

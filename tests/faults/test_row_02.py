@@ -1,0 +1,46 @@
+"""Row 2: a whole worker is killed, main process and children; nobody is left to see it, so the TTL frees its leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import Bench, kind_of, since
+from tests.servers import RabbitMQServer
+
+TTL = 4.0
+SWEEP = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+def test_killed_worker(pool: str) -> None:
+    """The lease goes with its TTL, not before and not much later, and the duplicate that waits elsewhere runs."""
+    with Bench(ttl=TTL) as bench:
+        victim = bench.start(pool)
+        bench.worker("threads", options=("-Q", "two"))
+        victim.ready(bench.app)
+        bench.send("retry", "a", ["hold"])
+        body = bench.body("a")
+        result = bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        bench.wait("duplicate")
+        fault = bench.kill(victim)
+        freed = since(fault, bench.gone(body))
+        bench.measured(f"2 worker killed, {pool}: lease gone", TTL + 0.5, freed, at_least=TTL * 2 / 3 - 0.3)
+        bench.measured(f"2 worker killed, {pool}: next run starts", TTL + 2, since(fault, bench.body("a", 2)["at"]))
+        assert "slept" == result.get(timeout=10)
+        bench.settle()
+
+
+def test_redelivery(broker: str | RabbitMQServer) -> None:
+    """A late-ack message of the killed worker comes back, finds its own dead lease, waits for that, and runs to its end."""
+    with Bench(ttl=TTL, broker=broker, **({"broker_transport_options": SWEEP} if broker == "redis" else {})) as bench:
+        victim = bench.worker()
+        result = bench.send("late", "a", ["hold"], ["sleep"], expect="once")
+        bench.body("a")
+        bench.worker()
+        fault = bench.kill(victim)
+        again = bench.body("a", 2)
+        bound = TTL + 6 + SWEEP["visibility_timeout"]
+        name = f"2 worker killed, late ack, {kind_of(broker)}: runs again"
+        bench.measured(name, bound, since(fault, again["at"]), at_least=TTL * 2 / 3 - 0.3)
+        assert "slept" == result.get(timeout=10)
+        bench.settle()

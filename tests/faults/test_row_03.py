@@ -1,0 +1,45 @@
+"""Row 3: time limits, and bodies that swallow what is raised into them: freed when the body is really over, not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import Bench, since
+
+TTL = 40
+SOON = 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "limits", "how"),
+    [
+        ("hard limit", ["sleep", 60], {"time_limit": 2}, ("SystemExit", "died")),
+        ("hard limit, swallowed", ["swallow", 60], {"time_limit": 2}, ("died",)),
+        ("soft limit", ["sleep", 60], {"soft_time_limit": 1}, ("SoftTimeLimitExceeded",)),
+        ("soft limit, swallowed", ["swallow", 5], {"soft_time_limit": 1}, ("return",)),
+        ("both, soft swallowed", ["swallow", 60], {"soft_time_limit": 1, "time_limit": 3}, ("died",)),
+    ],
+)
+def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple[str, ...]) -> None:
+    """The lease ends with the body."""
+    with Bench(ttl=TTL) as bench:
+        bench.worker()
+        bench.send("skip", "a", act, **limits)
+        body = bench.body("a")
+        end = bench.end(body)
+        assert end.get("how", "died") in how
+        bench.measured(f"3 {name}: lease freed after the body", SOON, since(end, bench.gone(body)))
+        assert bench.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
+        bench.settle()
+
+
+def test_hard_limit_under_gevent() -> None:
+    """gevent's own limit ends the greenlet, and the lease with it."""
+    with Bench(ttl=TTL) as bench:
+        bench.worker("gevent")
+        bench.send("skip", "a", ["sleep", 60], time_limit=2)
+        body = bench.body("a")
+        bench.measured(
+            "3 hard limit, gevent: lease freed after the body", SOON, since(bench.end(body), bench.gone(body))
+        )
+        bench.settle()

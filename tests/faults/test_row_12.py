@@ -1,0 +1,51 @@
+"""Row 12: many publish the same at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import Bench, side_by_side, since
+from tests.servers import until
+
+COPIES = 200
+
+
+@pytest.mark.parametrize("name", ["skip", "raise"])
+def test_storm(name: str) -> None:
+    """Of 200 duplicates over 4 workers one runs; all others end as their policy says, and none hangs."""
+    with Bench(ttl=20) as bench:
+        workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
+        side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
+        results = [bench.send(name, "a", ["hold"]) for _ in range(COPIES)]
+        body = bench.body("a")
+        until(lambda: len(bench.ledger.events("duplicate")) == COPIES - 1, "all others are duplicates", 60, 0.1)
+        bench.go("a")
+        states = [_state(result.id, bench) for result in results]
+        ended = "SUCCESS" if name == "skip" else "FAILURE"
+        assert sorted(["SUCCESS"] + [ended] * (COPIES - 1)) == sorted(states)
+        assert 1 == len(bench.ledger.events("start"))
+        last = bench.ledger.events("duplicate")[-1]
+        bench.measured(f"12 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
+        bench.settle()
+
+
+def _state(task_id: str, bench: Bench) -> str:
+    result = bench.app.AsyncResult(task_id)
+    return until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end", 20)
+
+
+def test_storm_of_retries() -> None:
+    """All 60 run, one at a time, and the store sees one acquire for each delivery."""
+    with Bench(ttl=20) as bench:
+        workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
+        side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
+        results = [bench.send("retry", "a", ["sleep", 0.02], expect="once") for _ in range(60)]
+        for result in results:
+            assert "slept" == result.get(timeout=100)
+        first, last = bench.ledger.events("start")[0], bench.ledger.events("end")[-1]
+        bench.measured("12 storm of 60, retry: all have run after", 100, since(first, last["at"]))
+        bench.settle()
+        acquires = [e for e in bench.ledger.events("store", verb="acquire") if e.get("sent")]
+        wanted = len(bench.ledger.events("duplicate")) + len(results)
+        scripts_unknown_at_first = 1
+        assert wanted <= len(acquires) <= wanted + scripts_unknown_at_first * len(workers) * 4

@@ -1,0 +1,86 @@
+"""Row 13: whatever else fails around a body, the lease is freed and the error is the one that Celery has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.harness import Bench, since
+from tests.servers import until
+
+SOON = 1.0
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    """A bench whose workers have failing receivers of every signal."""
+    with Bench(ttl=40, faults_receivers=True) as bench:
+        for pool in ("prefork", "threads", "gevent"):
+            bench.start(pool, options=("-Q", pool))
+        for worker in bench.workers:
+            worker.ready(bench.app)
+        yield bench
+        bench.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize(
+    ("act", "state"),
+    [("sleep", "SUCCESS"), ("boom", "FAILURE"), ("odd-result", "FAILURE"), ("memory", "FAILURE")],
+)
+def test_failing(bench: Bench, pool: str, act: str, state: str) -> None:
+    """The lease is freed with the body, and the next one runs."""
+    if pool == "prefork" and act == "memory":
+        pytest.skip("Celery ends the worker's child, and raises in its main process: row 5")
+    tag = f"{pool}-{act}"
+    result = bench.send("skip", tag, [act], queue=pool)
+    body = bench.body(tag)
+    freed = since(bench.end(body), bench.gone(body))
+    bench.measured(f"13 {act}, failing receivers, {pool}: freed after the body", SOON, freed)
+    assert state == until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end")
+    assert "slept" == bench.send("skip", tag, ["sleep"], expect="once", queue=pool).get(timeout=10)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_duplicates(bench: Bench, pool: str) -> None:
+    """A receiver of ``duplicate`` that fails does not change what becomes of a duplicate."""
+    tag = f"{pool}-duplicate"
+    first = bench.send("skip", tag, ["hold"], queue=pool, expect="once")
+    bench.body(tag)
+    assert bench.send("skip", tag, expect="none", queue=pool).get(timeout=10) is None
+    bench.go(tag)
+    assert "held" == first.get(timeout=10)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_failing_key(bench: Bench, pool: str) -> None:
+    """A ``lock_key`` that raises fails the task with its own error; no body runs, no lease is taken."""
+    result = bench.send("nameless", f"{pool}-key", queue=pool, expect="none")
+    with pytest.raises(Exception, match="no key"):
+        result.get(timeout=10)
+
+
+def test_base_exception() -> None:
+    """A body that raises a BaseException ends a prefork child; its lease is freed."""
+    with Bench(ttl=40) as bench:
+        bench.worker()
+        bench.send("skip", "a", ["bang"])
+        body = bench.body("a")
+        bench.measured(
+            "13 BaseException, prefork: freed after the body", SOON, since(bench.end(body), bench.gone(body))
+        )
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=15)
+        bench.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_failing_backend(pool: str) -> None:
+    """The result cannot be stored: the lease is freed all the same, before Celery tries."""
+    with Bench(ttl=40, result_backend_transport_options={"retry_policy": {"max_retries": 0}}) as bench:
+        bench.worker(pool, result_backend="redis://127.0.0.1:1/0", task_track_started=False)
+        bench.send("skip", "a", ["sleep", 0.5], expect="run")
+        body = bench.body("a")
+        freed = since(bench.end(body), bench.gone(body))
+        bench.measured(f"13 failing result backend, {pool}: freed after the body", SOON, freed)
+        bench.settle()

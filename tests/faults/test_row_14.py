@@ -1,0 +1,101 @@
+"""Row 14: forks after connecting, two apps in one process, and tasks within tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import redis
+
+from tests.faults.harness import Bench, since
+from tests.servers import RedisServer
+
+
+@pytest.mark.parametrize("act", ["fork", "fork-through"])
+def test_fork_in_a_body(act: str) -> None:
+    """A process that a body forks frees nothing and renews nothing; the body's own lease stays until its end."""
+    with Bench(ttl=3) as bench:
+        bench.worker(concurrency=2)
+        bench.send("skip", "a", [act], expect="run")
+        body = bench.body("a")
+        end = bench.end(body)
+        assert "return" == end["how"]
+        bench.measured(f"14 {act}: freed after the body", 1.0, since(end, bench.gone(body)))
+        assert "slept" == bench.send("skip", "a", ["sleep", 4], expect="once").get(timeout=20)
+        bench.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_call_within(pool: str) -> None:
+    """A task called as a plain function, the task itself included, takes no lock and changes none."""
+    with Bench(ttl=3) as bench:
+        bench.worker(pool)
+        assert "slept" == bench.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=10)
+        assert "slept" == bench.send("retry", "a", ["call", "retry", "a"], expect="once").get(timeout=10)
+        bench.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_apply_within(pool: str) -> None:
+    """An eager run of another task, and of the task itself, comes to an end: as itself, or as a duplicate. No deadlock."""
+    with Bench(ttl=3, singleton_lock_eager=True) as bench:
+        bench.worker(pool)
+        assert "SUCCESS" == bench.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=10)
+        assert "FAILURE" == bench.send("retry", "a", ["apply", "retry", "a"], expect="once").get(timeout=10)
+        bench.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_apply_within_without_locks(pool: str) -> None:
+    """By default an eager run takes no lock: a task that calls ``.apply()`` on itself goes through."""
+    with Bench(ttl=3) as bench:
+        bench.worker(pool)
+        result = bench.send("retry", "a", ["apply", "retry", "b"], expect="once")
+        assert "SUCCESS" == result.get(timeout=10)
+        bench.settle()
+
+
+TWO_APPS = """
+    import os, sys
+    from celery import Celery
+    from celery_singleton_lock import SingletonTask
+
+    def app(url):
+        app = Celery("same", set_as_current=False)
+        app.conf.update(broker_url="memory://", singleton_lock_url=url, singleton_lock_eager=True)
+
+        @app.task(name="job", base=SingletonTask, on_duplicate="raise", bind=True, shared=False)
+        def job(self, inner=None):
+            held = [other.tasks["job"].lock_holder() is not None for other in apps]
+            return (held, inner and apps[1].tasks["job"].apply().get())
+
+        return app
+
+    apps = [app(url) for url in sys.argv[1:]]
+    for inner in (None, None):
+        print(apps[0].tasks["job"].apply(kwargs={"inner": inner}).get())
+    print([other.tasks["job"].lock_holder() for other in apps])
+    pid = os.fork()
+    print(apps[1].tasks["job"].apply().get(), flush=True)
+    if pid:
+        os.waitpid(pid, 0)
+"""
+
+
+def test_two_apps() -> None:
+    """Two apps of one process keep their locks in their own stores, before and after a fork."""
+    with RedisServer() as one, RedisServer() as two:
+        command = [sys.executable, "-c", textwrap.dedent(TWO_APPS), one.url(), two.url()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        lines = done.stdout.splitlines()
+        assert 0 == done.returncode, done.stderr
+        assert ["([True, False], None)"] * 2 == lines[:2]
+        assert "[None, None]" == lines[2]
+        for line in lines[3:]:
+            assert "[False, True]" in line or "DuplicateTask" in line
+        for server in (one, two):
+            with contextlib.closing(redis.Redis.from_url(server.url())) as client:
+                assert [] == client.keys("*:lock:*")

@@ -1,0 +1,52 @@
+"""What ``celery -A tests.faults.worker_app`` loads: the app of the environment's making."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.renewal import Renewer
+from tests.faults.tasks import ledger_of, make_app, record_signals
+
+conf = json.loads(os.environ["FAULTS_CONF"])
+app = make_app(conf)
+record_signals(app)
+
+
+def _fail(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("a receiver that fails")
+
+
+def _break_renewal(kind: type[BaseException]) -> None:
+    """Let every other call of the renewal thread raise what nobody expects."""
+    calls = 0
+    sweep = Renewer.sweep
+
+    def broken(self: Renewer) -> float:
+        nonlocal calls
+        calls += 1
+        if calls % 2:
+            ledger_of(app).note("renewal broken", error=kind.__name__)
+            raise kind("out of our own code")
+        return sweep(self)
+
+    Renewer.sweep = broken  # type: ignore[method-assign]
+
+
+def _step_clock(path: Path) -> None:
+    """Let the wall clock of this process be as far off as a file says."""
+    right = time.time
+    time.time = lambda: right() + float(path.read_text() or 0)
+
+
+if conf.get("faults_clock"):
+    _step_clock(Path(conf["faults_clock"]))
+if conf.get("faults_receivers"):
+    for name in ("lock_acquired", "lock_released", "lock_renewed", "lock_lost", "duplicate", "store_error"):
+        getattr(signals, name).connect(_fail, weak=False)
+if conf.get("faults_renewal"):
+    _break_renewal({"RuntimeError": RuntimeError, "SystemExit": SystemExit}[conf["faults_renewal"]])

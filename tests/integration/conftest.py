@@ -1,0 +1,249 @@
+"""pytest-celery's fixtures with local processes as nodes, and the bench that tests work at.
+
+A module says which workers it wants by overriding ``worker_specs`` (or ``pool``), and which
+configuration by overriding ``extra_conf``. Workers that are wanted alike are started once per run
+and used by all such modules; every test has a tag of its own, so that they do not meet. A test
+that harms its worker takes one from ``fresh_worker``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from pytest_celery import (
+    CeleryBackendCluster,
+    CeleryBrokerCluster,
+    CeleryTestBackend,
+    CeleryTestBroker,
+    CeleryTestSetup,
+    CeleryWorkerCluster,
+)
+
+from tests.integration.bench import Bench
+from tests.integration.nodes import LocalServer, LocalWorker, LocalWorkerNode, WorkerSpec
+from tests.integration.recorder import Recorder
+from tests.integration.tasks import make_app
+from tests.integration.watch import NinetySeconds, Watch
+from tests.servers import RedisServer, new_directory, remove_directory, until
+
+#: Celery's pools, each of which is tested.
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+
+Shelf = Callable[[Sequence[WorkerSpec], Mapping[str, Any]], list[LocalWorker]]
+
+
+@pytest.fixture(scope="session")
+def run_directory() -> Iterator[Path]:
+    """Where workers log and bodies record."""
+    directory = new_directory("run")
+    yield directory
+    remove_directory(directory)
+
+
+@pytest.fixture(scope="session")
+def recorder(run_directory: Path) -> Recorder:
+    """What bodies and signals of all workers recorded."""
+    return Recorder(run_directory)
+
+
+@pytest.fixture(scope="session")
+def worker_shelf(run_directory: Path) -> Iterator[Shelf]:
+    """Workers of the whole run: asked for twice alike, given out twice; dead ones are replaced."""
+    shelf: list[LocalWorker] = []
+
+    def take(spec: WorkerSpec, conf: Mapping[str, Any]) -> LocalWorker:
+        for worker in shelf:
+            alike = worker.spec == spec and worker.shared_conf == dict(conf)
+            if alike and worker.status == "running":
+                return worker
+        worker = LocalWorker(spec, conf, run_directory)
+        shelf.append(worker)
+        worker.start()
+        return worker
+
+    yield lambda specs, conf: [take(spec, conf) for spec in specs]
+    for worker in shelf:
+        worker.signal_all(signal.SIGKILL)
+    for worker in shelf:
+        worker.end()
+
+
+# -- what a module may override ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broker_kind() -> str:
+    """``redis`` or ``rabbitmq``."""
+    return "redis"
+
+
+@pytest.fixture(scope="module")
+def pool() -> str:
+    """The pool of the module's only worker."""
+    return "prefork"
+
+
+@pytest.fixture(scope="module")
+def worker_specs(pool: str) -> Sequence[WorkerSpec]:
+    """The module's workers; the first one's queue is the default."""
+    return (WorkerSpec(pool, concurrency=1 if pool == "solo" else 4),)
+
+
+@pytest.fixture(scope="module")
+def extra_conf() -> dict[str, Any]:
+    """Configuration on top of the base, for all workers of the module and the tests' app."""
+    return {}
+
+
+# -- pytest-celery's fixtures --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def celery_broker_cluster(request: pytest.FixtureRequest, broker_kind: str) -> Iterator[CeleryBrokerCluster]:
+    """The run's Redis, or its RabbitMQ."""
+    server = request.getfixturevalue(f"{broker_kind}_server")
+    cluster = CeleryBrokerCluster(CeleryTestBroker(LocalServer(server, server.url())))  # type: ignore[arg-type]
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture(scope="module")
+def celery_backend_cluster(redis_server: RedisServer) -> Iterator[CeleryBackendCluster]:
+    """Another database of the run's Redis."""
+    node = CeleryTestBackend(LocalServer(redis_server, redis_server.url(db=1)))  # type: ignore[arg-type]
+    cluster = CeleryBackendCluster(node)
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture(scope="module")
+def base_conf(
+    celery_broker_cluster: CeleryBrokerCluster,
+    celery_backend_cluster: CeleryBackendCluster,
+    run_directory: Path,
+    extra_conf: dict[str, Any],
+) -> dict[str, Any]:
+    """Configuration that the module's workers and the tests' app share."""
+    return {
+        "broker_url": celery_broker_cluster[0].config()["url"],
+        "result_backend": celery_backend_cluster[0].config()["url"],
+        "test_directory": str(run_directory),
+        "task_track_started": True,
+        "worker_prefetch_multiplier": 1,
+        "broker_connection_retry_on_startup": True,
+        "worker_hijack_root_logger": True,
+        **extra_conf,
+    }
+
+
+@pytest.fixture(scope="module")
+def local_workers(
+    worker_shelf: Shelf, worker_specs: Sequence[WorkerSpec], base_conf: dict[str, Any]
+) -> list[LocalWorker]:
+    """The module's worker processes, starting."""
+    return worker_shelf(worker_specs, base_conf)
+
+
+@pytest.fixture(scope="module")
+def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]) -> Iterator[Celery]:
+    """The tests' app, which publishes to the first worker unless told otherwise."""
+    app = make_app({**base_conf, "task_default_queue": local_workers[0].worker_queue()})
+    app.set_current()
+    yield app
+    _forget_results(app)
+    app.close()
+
+
+def _forget_results(app: Celery) -> None:
+    """Results that a failed test still holds unsubscribe when they go, and the server may be gone by then."""
+    app.backend.result_consumer.cancel_for = lambda task_id: None
+
+
+@pytest.fixture(scope="module")
+def celery_worker_cluster(local_workers: list[LocalWorker], celery_setup_app: Celery) -> Iterator[CeleryWorkerCluster]:
+    """The module's workers, each of which has answered a ping."""
+    cluster = CeleryWorkerCluster(*(LocalWorkerNode(worker, celery_setup_app) for worker in local_workers))
+    cluster.ready()
+    yield cluster
+    cluster.teardown()
+
+
+# -- what tests use ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bench(celery_setup: CeleryTestSetup, recorder: Recorder) -> Iterator[Bench]:
+    """The set-up with a tag of this test's own; bodies that still wait at its end are let go."""
+    celery_setup.app.set_current()
+    bench = Bench(celery_setup, recorder, secrets.token_hex(6))
+    yield bench
+    bench.let_all_go()
+
+
+@pytest.fixture
+def fresh_worker(
+    run_directory: Path, base_conf: dict[str, Any], celery_setup_app: Celery
+) -> Iterator[Callable[..., LocalWorkerNode]]:
+    """Starts workers that belong to one test, which may harm them."""
+    with contextlib.ExitStack() as ends:
+
+        def start(spec: WorkerSpec, ready: bool = True) -> LocalWorkerNode:
+            worker = LocalWorker(spec, base_conf, run_directory)
+            worker.start()
+            ends.callback(worker.end)
+            node = LocalWorkerNode(worker, celery_setup_app)
+            if ready:
+                node.ready()
+            return node
+
+        yield start
+
+
+# -- bodies of 90 s ------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Judge the 90-second bodies last: they run while the other tests do."""
+    items.sort(key=lambda item: "test_ninety_seconds" in item.name)
+
+
+@pytest.fixture(scope="session")
+def ninety_seconds(
+    redis_server: RedisServer, worker_shelf: Shelf, run_directory: Path, recorder: Recorder
+) -> NinetySeconds:
+    """One body of 90 s in each pool, in workers of their own; copies go to yet another worker."""
+    conf = {
+        "broker_url": redis_server.url(db=2),
+        "result_backend": redis_server.url(db=2),
+        "test_directory": str(run_directory),
+    }
+    specs = [WorkerSpec("threads", copy=9), *(WorkerSpec(pool, 1, copy=9) for pool in POOLS)]
+    elsewhere, *workers = worker_shelf(specs, conf)
+    app = make_app({**conf, "task_default_queue": elsewhere.worker_queue()})
+    _forget_results(app)
+
+    def start(worker: LocalWorker) -> Watch:
+        worker.wait_until_ready(app)
+        tag = f"ninety-{worker.name}"
+        job = app.tasks["job.skip_short"]
+        result = job.apply_async((tag, ["sleep", "return"], 90.0), queue=worker.worker_queue())
+        until(lambda: recorder.events(tag, "start"), "the body starts", 30)
+        return Watch(job, tag, result, recorder, redis.Redis.from_url(conf["broker_url"]))
+
+    return NinetySeconds({w.spec.pool: functools.partial(start, w) for w in workers})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def start_long_bodies(request: pytest.FixtureRequest) -> None:
+    """Start the 90-second bodies first, if this run will ask for them."""
+    if any("test_ninety_seconds" in item.name for item in request.session.items):
+        request.getfixturevalue("ninety_seconds")

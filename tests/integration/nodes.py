@@ -1,0 +1,237 @@
+"""pytest-celery nodes around local processes, where the plugin has Docker containers.
+
+Each ``Local...`` class answers what the plugin asks of a container; a set-up with real containers
+replaces them by overriding the cluster fixtures again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import celery
+import psutil
+from celery import Celery
+from pytest_celery import CeleryTestWorker
+
+from tests.servers import Process, RabbitMQServer, RedisServer, until
+
+#: Concurrency of a worker that a test does not say otherwise for.
+CONCURRENCY = 4
+
+
+class LocalContainer:
+    """What pytest-celery's nodes want of a container, for a process of this machine."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.id = secrets.token_hex(8)
+
+    @property
+    def status(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def celeryconfig(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        return self.status == "running"
+
+    def logs(self) -> str:
+        return ""
+
+    def kill(self, signal: str | int = "SIGKILL") -> None:
+        raise NotImplementedError
+
+    def restart(self, timeout: float = 0) -> None:
+        raise NotImplementedError
+
+    def reload(self) -> None:
+        """Nothing to do: this object is the state."""
+
+    def teardown(self) -> None:
+        """Nothing to do: whoever started the process ends it."""
+
+
+class LocalServer(LocalContainer):
+    """A Redis or RabbitMQ as broker or backend."""
+
+    def __init__(self, server: RedisServer | RabbitMQServer, url: str) -> None:
+        super().__init__(type(server).__name__)
+        self.server = server
+        self.url = url
+
+    @property
+    def status(self) -> str:
+        return "running"
+
+    @property
+    def celeryconfig(self) -> dict[str, Any]:
+        return {"url": self.url, "host_url": self.url}
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What distinguishes one worker from another; equal ones are started once."""
+
+    pool: str = "prefork"
+    concurrency: int = CONCURRENCY
+    options: tuple[str, ...] = ()
+    conf: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    log_level: str = "INFO"
+    #: Two workers that differ in nothing else.
+    copy: int = 0
+
+
+class LocalWorker(LocalContainer):
+    """A real ``celery worker`` process with a queue of its own."""
+
+    def __init__(self, spec: WorkerSpec, conf: Mapping[str, Any], directory: Path) -> None:
+        super().__init__(f"{spec.pool}-{secrets.token_hex(4)}")
+        self.spec = spec
+        self.shared_conf = dict(conf)
+        self.conf = {**conf, **spec.conf, "task_default_queue": f"queue-{self.name}"}
+        self.process = Process(self._command(), directory / f"{self.name}.log", self._env())
+
+    def _command(self) -> list[str]:
+        spec = self.spec
+        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "worker"]
+        command += ["--pool", spec.pool, "--concurrency", str(spec.concurrency)]
+        command += ["--hostname", self.node, "--loglevel", spec.log_level]
+        return [*command, "--without-mingle", "--without-gossip", *spec.options]
+
+    def _env(self) -> dict[str, str]:
+        own = {
+            "SINGLETON_TEST_CONF": json.dumps(self.conf),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONWARNINGS": "ignore",
+            # Containers and CI run as root; Celery then refuses to read pickle unless told.
+            "C_FORCE_ROOT": "1",
+        }
+        return {**os.environ, **own}
+
+    @property
+    def node(self) -> str:
+        """Celery's name of this worker."""
+        return f"{self.name}@local"
+
+    @property
+    def status(self) -> str:
+        return "running" if self.process.running else "exited"
+
+    def start(self) -> None:
+        """Start the process; it is not ready yet."""
+        self.process.start()
+
+    def wait_until_ready(self, app: Celery, timeout: float = 45.0) -> None:
+        """Wait for the answer to a ping.
+
+        Raises:
+            AssertionError: it ended, or did not answer for ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not app.control.ping(destination=[self.node], timeout=0.4):
+            assert self.process.running, f"{self.name} ended:\n{self.logs()[-4000:]}"
+            assert time.monotonic() < deadline, f"{self.name} is not ready:\n{self.logs()[-4000:]}"
+
+    def logs(self) -> str:
+        return self.process.output()
+
+    def kill(self, signal: str | int = "SIGKILL") -> None:
+        """Send a signal: SIGKILL to the whole group, others to the main process alone."""
+        number = _number(signal)
+        if number == _number("SIGKILL"):
+            self.process.kill()
+        else:
+            self.process.signal(number)
+
+    def signal_all(self, number: int) -> None:
+        """Send a signal to the main process and all its children."""
+        self.process.signal_all(number)
+
+    def children(self) -> list[int]:
+        """Return the process ids of the children, the main process's own helpers included."""
+        return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
+
+    def wait_for_end(self, timeout: float) -> int:
+        """Return the exit code once the main process has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+        """
+        return self.process.wait(timeout)
+
+    def restart(self, timeout: float = 0) -> None:
+        self.process.stop(min(timeout, 5.0))
+        self.process.start()
+
+    def end(self) -> None:
+        """End it for good, and at once."""
+        self.process.kill()
+
+    def version(self) -> str:
+        return str(celery.__version__)
+
+    def log_level(self) -> str:
+        return self.spec.log_level
+
+    def worker_name(self) -> str:
+        return self.name
+
+    def worker_queue(self) -> str:
+        return str(self.conf["task_default_queue"])
+
+
+class LocalWorkerNode(CeleryTestWorker):
+    """A worker of a test."""
+
+    container: LocalWorker
+
+    def __init__(self, container: LocalWorker, app: Celery) -> None:
+        super().__init__(container, app)  # type: ignore[arg-type]
+
+    def hostname(self) -> str:
+        return self.container.node
+
+    def ready(self) -> bool:
+        self.container.wait_until_ready(self.app)
+        return True
+
+    def lines(self, *words: str) -> list[str]:
+        """Return the log lines that contain all of these words."""
+        return [line for line in self.logs().splitlines() if all(word in line for word in words)]
+
+    def wait_for_lines(self, *words: str, timeout: float = 10.0) -> list[str]:
+        """Wait for log lines that contain all of these words, and return them."""
+        return until(lambda: self.lines(*words), f"log lines with {words}", timeout)
+
+
+def _number(name: str | int) -> int:
+    return int(name if isinstance(name, int) else signal.Signals[name])
+
+
+def start_workers(specs: Sequence[WorkerSpec], conf: Mapping[str, Any], directory: Path) -> list[LocalWorker]:
+    """Start several workers side by side; none is ready yet."""
+    workers = [LocalWorker(spec, conf, directory) for spec in specs]
+    for worker in workers:
+        worker.start()
+    return workers
+
+
+def wait_for_end(worker: LocalWorker, timeout: float) -> int | None:
+    """Return the exit code of a worker, or None where it still runs after so many seconds."""
+    try:
+        return worker.wait_for_end(timeout)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,76 @@
+"""What tasks did, written to files: the tests read it, and tell waiting bodies to go on.
+
+Files and not the broker, so that a body that records something makes no Redis command, works in
+every pool and from every thread, and goes on while a server is away. Times are CLOCK_MONOTONIC,
+which all processes of one machine share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+class Recorder:
+    """Events by tag, one JSON line each, in a directory that all processes of the run share."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self.directory = Path(directory)
+
+    def note(self, tag: str, what: str, **more: Any) -> None:
+        """Append an event; a line is written at once, so that writers do not mix."""
+        event = {"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}
+        line = json.dumps(event, default=repr) + "\n"
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = os.open(self.directory / f"{tag}.jsonl", flags, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def events(self, tag: str, what: str | None = None) -> list[Event]:
+        """Return the events of a tag in the order of their writing, or those of one kind."""
+        path = self.directory / f"{tag}.jsonl"
+        if not path.exists():
+            return []
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        return [event for event in found if what is None or event["what"] == what]
+
+    def number(self, tag: str) -> int:
+        """Return 0, 1, 2 ... : how many runs of this tag have asked before."""
+        for number in range(1_000_000):
+            with contextlib.suppress(FileExistsError):
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+                os.close(os.open(self.directory / f"{tag}.run{number}", flags))
+                return number
+        raise AssertionError("a million runs of one tag")
+
+    def raise_flag(self, name: str) -> None:
+        """Set a flag that bodies can wait for."""
+        (self.directory / f"{name}.flag").touch()
+
+    def lower_flag(self, name: str) -> None:
+        """Take a flag back."""
+        (self.directory / f"{name}.flag").unlink(missing_ok=True)
+
+    def is_raised(self, name: str) -> bool:
+        """Tell whether a flag is set."""
+        return (self.directory / f"{name}.flag").exists()
+
+    def wait_for_flag(self, name: str, timeout: float) -> None:
+        """Sleep until the flag is set.
+
+        Raises:
+            TimeoutError: it was not set for ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.is_raised(name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"flag {name} was never raised")
+            time.sleep(0.02)

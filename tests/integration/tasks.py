@@ -1,0 +1,554 @@
+"""The tasks of the integration tests: ``make_app`` builds the same app in tests and in workers.
+
+A body does what the test tells it through ``acts``: the first run of a tag does the first act, the
+second run the second, and so on; the last act is repeated. ``tag`` alone makes the signature,
+so a test can send a duplicate that would do something else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery import Celery, Task, current_task, shared_task, signals
+from celery.exceptions import Ignore, Reject
+from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock import signals as lock_signals
+from tests.integration.recorder import Recorder
+
+#: Seconds after which a body that waits for its test gives up.
+HOLD = 150.0
+
+#: Soon enough for tests; a real one would wait longer.
+SOON = RetryLater(delay=0.2, backoff=1.0, max_delay=0.2, jitter=0.0, max_wait=60.0)
+
+
+class Boom(Exception):
+    """A body's own failure."""
+
+
+class Odd:
+    """An argument of a type that no signature is made of; its repr tells all."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def __repr__(self) -> str:
+        return f"Odd({self.secret})"
+
+
+def recorder_of(app: Celery) -> Recorder:
+    """Return the recorder of the app's run."""
+    return Recorder(app.conf.get("test_directory"))
+
+
+# -- what a body can be told to do ---------------------------------------------------------------
+
+
+def _hold(task: Task, tag: str, seconds: float) -> str:
+    recorder_of(task.app).wait_for_flag(f"{tag}.go", seconds or HOLD)
+    return "held"
+
+
+def _hold_raise(task: Task, tag: str, seconds: float) -> str:
+    _hold(task, tag, seconds)
+    raise Boom(tag)
+
+
+def _hold_watching(task: Task, tag: str, seconds: float) -> str:
+    """Sleep in small steps, and note once when the lease is no longer held."""
+    recorder, end = recorder_of(task.app), time.monotonic() + (seconds or HOLD)
+    told = False
+    while time.monotonic() < end and not recorder.is_raised(f"{tag}.go"):
+        if not told and not task.lease.held:
+            recorder.note(tag, "not-held")
+            told = True
+        time.sleep(0.05)
+    return "watched"
+
+
+def _sleep(task: Task, tag: str, seconds: float) -> str:
+    time.sleep(seconds)
+    return "slept"
+
+
+def _sleep_swallowing(task: Task, tag: str, seconds: float) -> str:
+    """Ignore the wish to end it, as a body with a bare except does."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            time.sleep(0.05)
+        except BaseException as wish:
+            recorder_of(task.app).note(tag, "swallowed", error=type(wish).__name__)
+    return "swallowed"
+
+
+def _spin(task: Task, tag: str, seconds: float) -> str:
+    """Compute without ever waiting: in gevent and eventlet nothing else runs meanwhile."""
+    end = time.monotonic() + seconds
+    count = 0
+    while time.monotonic() < end:
+        count += 1
+    return "spun"
+
+
+def _regex(task: Task, tag: str, seconds: float) -> str:
+    """One regular expression that keeps the GIL for at least so many seconds."""
+    length, took = 16, 0.0
+    while took < 0.05:
+        length += 1
+        took = min(_match(length) for _ in range(3))
+    recorder_of(task.app).note(tag, "regex")
+    length += math.ceil(math.log2(1.1 * seconds / took))  # each further letter doubles the time
+    while _match(length) < seconds:
+        length += 1
+    return "matched"
+
+
+def _match(length: int) -> float:
+    begin = time.thread_time()
+    re.match(r"(a+)+$", "a" * length + "b")
+    return time.thread_time() - begin
+
+
+def _keep_gil(task: Task, tag: str, seconds: float) -> str:
+    """A call into C that keeps the GIL, as a badly written extension does."""
+    library = ctypes.PyDLL(None)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        library.usleep(int((end - time.monotonic()) * 1e6))
+    return "kept"
+
+
+def _keep_gil_often(task: Task, tag: str, seconds: float) -> str:
+    """Keep the GIL for longer than a TTL of 2 s, again and again; other threads get moments between.
+
+    Long enough for a thread to send something, too short for it to read the answer in time.
+    """
+    library = ctypes.PyDLL(None)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        begin = time.monotonic()
+        while (left := begin + 2.4 - time.monotonic()) > 0:
+            library.usleep(int(left * 1e6))
+        time.sleep(0.0001)
+    return "kept"
+
+
+def _raise(task: Task, tag: str, seconds: float) -> str:
+    raise Boom(tag)
+
+
+def _ignore(task: Task, tag: str, seconds: float) -> str:
+    raise Ignore
+
+
+def _reject(task: Task, tag: str, seconds: float) -> str:
+    raise Reject("no", requeue=False)
+
+
+def _retry(task: Task, tag: str, seconds: float) -> str:
+    raise task.retry(countdown=seconds)
+
+
+def _exit(task: Task, tag: str, seconds: float) -> str:
+    sys.exit(3)
+
+
+def _die(task: Task, tag: str, seconds: float) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "dead"
+
+
+def _return(task: Task, tag: str, seconds: float) -> str:
+    return "done"
+
+
+ACTS: dict[str, Callable[[Task, str, float], str]] = {
+    function.__name__[1:]: function
+    for function in (
+        _hold,
+        _hold_raise,
+        _hold_watching,
+        _sleep,
+        _sleep_swallowing,
+        _spin,
+        _regex,
+        _keep_gil,
+        _keep_gil_often,
+        _raise,
+        _ignore,
+        _reject,
+        _retry,
+        _exit,
+        _die,
+        _return,
+    )
+}
+
+
+def perform(task: Task, tag: str, acts: str | Sequence[str], seconds: float = 0.0) -> str:
+    """Do the act that is due, between a ``start`` and an ``end`` in the record."""
+    recorder = recorder_of(task.app)
+    number = recorder.number(tag)
+    due = acts if isinstance(acts, str) else acts[min(number, len(acts) - 1)]
+    recorder.note(tag, "start", number=number, act=due, **_circumstances(task))
+    try:
+        return ACTS[due](task, tag, seconds)
+    except BaseException as error:
+        recorder.note(tag, "error", number=number, error=type(error).__name__)
+        raise
+    finally:
+        recorder.note(tag, "end", number=number, id=task.request.id)
+
+
+def _circumstances(task: Task) -> dict[str, Any]:
+    request = task.request
+    lease = getattr(task, "lease", None)
+    return {
+        "id": request.id,
+        "node": request.hostname,
+        "retries": request.retries,
+        "protected": getattr(lease, "protected", None),
+        "held": getattr(lease, "held", None),
+        "key": getattr(lease, "key", None),
+    }
+
+
+# -- what a message carries ----------------------------------------------------------------------
+
+
+def request_details(task: Task) -> dict[str, Any]:
+    """Return what a postponed run must have in common with one that was not postponed."""
+    request = task.request
+    delivery = request.delivery_info or {}
+    return {
+        "routing_key": delivery.get("routing_key"),
+        "priority": delivery.get("priority"),
+        "own headers": {k: v for k, v in (request.headers or {}).items() if k.startswith("x-")},
+        "stamped_headers": request.stamped_headers,
+        "stamps": request.stamps,
+        "timelimit": list(request.timelimit or ()),
+        "expires": bool(request.expires),
+        "callbacks": [sig["task"] for sig in request.callbacks or ()],
+        "errbacks": [sig["task"] for sig in request.errbacks or ()],
+        "chain": [sig["task"] for sig in request.chain or ()],
+        "argsrepr": request.argsrepr,
+        "kwargsrepr": request.kwargsrepr,
+        "ignore_result": request.ignore_result,
+        "shadow": request.shadow,
+        "retries": request.retries,
+        "is own root": request.root_id == request.id,
+        "reply_to": request.reply_to,
+        "correlation": request.correlation_id == request.id,
+    }
+
+
+# -- hooks ---------------------------------------------------------------------------------------
+
+
+class Hooked(SingletonTask):
+    """Notes which of Celery's hooks run, and for which tag."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        self._hook("before_start", args, kwargs)
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self._hook("on_success", args, kwargs)
+
+    def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self._hook("on_failure", args, kwargs)
+
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self._hook("on_retry", args, kwargs)
+
+    def after_return(self, status: Any, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        self._hook("after_return", args, kwargs)
+
+    def _hook(self, name: str, args: Any, kwargs: Any) -> None:
+        recorder_of(self.app).note(args[0] if args else kwargs["tag"], "hook", hook=name)
+
+
+class RudeCall(SingletonTask):
+    """A user's base that overrides ``__call__`` and forgets its parent."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
+
+
+class RudeBeforeStart(SingletonTask):
+    """A user's base that overrides ``before_start`` and forgets its parent."""
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        recorder_of(self.app).note(args[0] if args else kwargs["tag"], "before_start")
+
+
+class RudeRunParent(SingletonTask):
+    """A class-based task whose child replaces ``run``."""
+
+    abstract = True
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        recorder_of(self.app).note(tag, "wrong run")
+        return "wrong"
+
+
+class RudeRun(RudeRunParent):
+    """Overrides a concrete ``run`` without calling it."""
+
+    name = "job.rude_run"
+    unique_on = ("tag",)
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+
+class RudeAll(RudeBeforeStart, RudeCall):
+    """All three at once, on a class-based task."""
+
+    name = "job.rude_all"
+    unique_on = ("tag",)
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+
+class ClassBased(SingletonTask):
+    """A class-based task."""
+
+    name = "job.class_based"
+    unique_on = ("tag",)
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+
+@shared_task(bind=True, base=SingletonTask, name="job.shared", unique_on=["tag"])
+def shared(self: Task, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+    """A task that belongs to whatever app there is."""
+    return perform(self, tag, acts, seconds)
+
+
+# -- the app -------------------------------------------------------------------------------------
+
+
+class FragileCelery(Celery):
+    """In a worker it cannot publish while the test has raised the flag ``no-publish``."""
+
+    in_worker = False
+
+    def send_task(self, *args: Any, **kwargs: Any) -> Any:
+        if self.in_worker and recorder_of(self).is_raised("no-publish"):
+            raise OperationalError("the broker takes no messages")
+        return super().send_task(*args, **kwargs)
+
+
+#: Name of a job -> its task options. Each is ``job.<name>``, bound, with ``acts`` as its body.
+JOBS: dict[str, dict[str, Any]] = {
+    "plain": {"singleton": False},
+    "skip": {"on_duplicate": "skip"},
+    "skip_value": {"on_duplicate": Skip(result="already")},
+    "retry": {"on_duplicate": SOON},
+    "retry_default": {"on_duplicate": "retry"},
+    "impatient": {"on_duplicate": RetryLater(delay=0.2, jitter=0.0, max_wait=0.7)},
+    "raising": {"on_duplicate": "raise"},
+    "raise_object": {"on_duplicate": Raise()},
+    "callable": {"on_duplicate": lambda task, holder: "raise" if holder.task_id else "skip"},
+    "stingy": {"on_duplicate": SOON, "max_retries": 1, "default_retry_delay": 0},
+    "skip_short": {"on_duplicate": "skip", "lock_ttl": 2},
+    "told": {"on_duplicate": "skip", "lock_ttl": 2, "on_lock_lost": "raise"},
+    "long": {"on_duplicate": "skip", "lock_ttl": 60},
+    "soft_limit": {"lock_ttl": 60, "soft_time_limit": 1},
+    "hard_limit": {"lock_ttl": 60, "time_limit": 1},
+    "auto": {
+        "on_duplicate": "raise",
+        "autoretry_for": (Exception,),
+        "max_retries": 3,
+        "retry_backoff": False,
+        "default_retry_delay": 0,
+    },
+    "auto_later": {
+        "autoretry_for": (Boom,),
+        "max_retries": 3,
+        "default_retry_delay": 60,
+    },
+    "late": {"acks_late": True, "on_duplicate": SOON},
+    "store_retry": {"on_duplicate": SOON, "on_store_error": "retry"},
+    "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
+    "store_auto": {"on_store_error": "raise", "autoretry_for": (Exception,)},
+    "store_run": {"on_store_error": "run"},
+    "store_raise": {"on_store_error": "raise"},
+    "hooked": {"base": Hooked, "on_duplicate": "skip"},
+    "hooked_retry": {"base": Hooked, "on_duplicate": SOON},
+    "hooked_raise": {"base": Hooked, "on_duplicate": "raise"},
+    "rude_call": {"base": RudeCall},
+    "rude_before_start": {"base": RudeBeforeStart},
+}
+
+
+def make_app(conf: dict[str, Any]) -> Celery:
+    """Build the app of one test module.
+
+    Args:
+        conf: Celery's configuration, with ``test_directory`` (where to record) and, where
+            wanted, ``test_task_cls`` (whether every task of the app shall be a SingletonTask).
+    """
+    options: dict[str, Any] = {"task_cls": SingletonTask} if conf.get("test_task_cls") else {}
+    # ``shared=False`` below: otherwise Celery adds these tasks to every app of the process.
+    app = FragileCelery("tests", set_as_current=False, **options)
+    app.conf.update(conf)
+    for name, job_options in JOBS.items():
+        _add_job(app, name, job_options)
+    for task in (ClassBased, RudeRun, RudeAll):
+        app.register_task(task())
+    for add in (_add_followers, _add_secret_tasks, _add_by_base, _add_django_task):
+        add(app)
+    return app
+
+
+def _add_job(app: Celery, name: str, options: dict[str, Any]) -> None:
+    own = {"base": SingletonTask, "unique_on": ["tag"], **options}
+
+    def job(self: Task, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+    app.task(shared=False, bind=True, name=f"job.{name}", **own)(job)
+
+
+def _add_followers(app: Celery) -> None:
+    """Add plain tasks: what comes after a job, in chains, chords and links."""
+    recorder = recorder_of(app)
+
+    @app.task(shared=False, name="then", base=Task)
+    def then(tag: str) -> str:
+        recorder.note(tag, "then")
+        return f"then {tag}"
+
+    @app.task(shared=False, name="collect", base=Task)
+    def collect(results: Any, tag: str) -> Any:
+        recorder.note(tag, "collect", results=results)
+        return results
+
+    @app.task(shared=False, name="errback", base=Task)
+    def errback(request: Any, exc: Any, traceback: Any, tag: str) -> None:
+        recorder.note(tag, "errback", id=request.id, error=type(exc).__name__)
+
+    @app.task(shared=False, name="inspected", bind=True, base=SingletonTask, unique_on=["tag"],
+              on_duplicate=SOON, max_retries=0)  # fmt: skip
+    def inspected(self: Task, tag: str, hold: bool = False, secret: str = "") -> str:
+        request = self.request
+        own = {"details": request_details(self), "headers": dict(request.headers or {})}
+        recorder.note(tag, "start", id=request.id, **own)
+        if hold:
+            recorder.wait_for_flag(f"{tag}.go", HOLD)
+        return "inspected"
+
+
+def _add_secret_tasks(app: Celery) -> None:
+    """Add tasks whose second argument is nobody's business; it is part of the signature."""
+    for policy in ("skip", "retry", "raise"):
+        options = {"on_duplicate": SOON if policy == "retry" else policy}
+
+        @app.task(shared=False, name=f"secret.{policy}", bind=True, base=SingletonTask, **options)
+        def secret_task(self: Task, tag: str, secret: Any) -> str:
+            return perform(self, tag, ["hold", "return"])
+
+    @app.task(shared=False, name="secret.template", bind=True, base=SingletonTask, lock_key="{secret}")
+    def by_template(self: Task, tag: str, secret: Any) -> str:
+        return perform(self, tag, ["hold", "return"])
+
+
+def _add_by_base(app: Celery) -> None:
+    """Add tasks of other shapes: not bound, keyword-only, the app's own task class."""
+
+    @app.task(shared=False, name="job.unbound", base=SingletonTask, unique_on="tag")
+    def unbound(tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(current_task, tag, acts, seconds)
+
+    @app.task(shared=False, name="job.of_app", bind=True)
+    def of_app(self: Task, tag: str, acts: Any = "return") -> str:
+        return perform(self, tag, acts)
+
+    @app.task(shared=False, name="job.all_arguments", bind=True, base=SingletonTask, on_duplicate="raise")
+    def all_arguments(self: Task, tag: str, acts: Any = "return", note: str = "x") -> str:
+        return perform(self, tag, acts)
+
+
+def _add_django_task(app: Celery) -> None:
+    """Add a task with Django's base class, where Django is installed."""
+    try:
+        from celery.contrib.django.task import DjangoTask
+    except ImportError:
+        return
+
+    class DjangoSingleton(SingletonMixin, DjangoTask):  # type: ignore[misc]
+        abstract = True
+
+    _add_job(app, "django", {"base": DjangoSingleton})
+
+
+# -- what a worker tells -------------------------------------------------------------------------
+
+
+LOCK_SIGNALS = (
+    *("lock_acquired", "lock_released", "lock_renewed", "lock_lost"),
+    *("duplicate", "store_error"),
+)
+
+
+def lock_tag(key: str) -> str:
+    """Return the tag under which the signals about one lock key are recorded."""
+    return "lock-" + re.sub(r"\W", "_", key)
+
+
+def record_signals(app: Celery) -> None:
+    """Note the signals of Celery and of the library, in a worker: under the task's id."""
+    recorder = recorder_of(app)
+
+    def celery_signal(name: str) -> Callable[..., None]:
+        def receive(sender: Any = None, task_id: str | None = None, **kwargs: Any) -> None:
+            request = kwargs.get("request")
+            own_id = task_id or getattr(request or getattr(sender, "request", None), "id", None)
+            recorder.note(f"signals-{own_id}", name, state=kwargs.get("state"))
+
+        return receive
+
+    for name in ("task_prerun", "task_postrun", "task_success", "task_failure", "task_retry"):
+        getattr(signals, name).connect(celery_signal(name), weak=False)
+    for name in LOCK_SIGNALS:
+        getattr(lock_signals, name).connect(_lock_signal(recorder, name), weak=False)
+
+
+def _lock_signal(recorder: Recorder, name: str) -> Callable[..., None]:
+    def receive(sender: Any = None, **kwargs: Any) -> None:
+        lease, holder = kwargs.get("lease"), kwargs.get("holder")
+        key = kwargs.get("key") or getattr(lease, "key", None)
+        recorder.note(
+            lock_tag(key),
+            name,
+            key=key,
+            task=getattr(sender, "name", None),
+            task_id=kwargs.get("task_id"),
+            policy=repr(kwargs.get("policy")),
+            error=type(kwargs.get("error")).__name__,
+            holder=getattr(holder, "task_id", None),
+        )
+        if recorder.is_raised(f"{lock_tag(key)}.angry"):
+            raise Boom("a receiver of the user's")
+
+    return receive
+
+
+def chatty_library(**kwargs: Any) -> None:
+    """Let the library log all that it has, while Celery stays at its level."""
+    logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)

@@ -1,0 +1,94 @@
+"""What a task costs the store: two commands when it runs, one when it is a duplicate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from tests.integration.bench import Bench
+from tests.integration.monitor import Monitor
+from tests.integration.nodes import WorkerSpec
+from tests.servers import RedisServer, until
+
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+
+
+@pytest.fixture(scope="module")
+def own_store() -> Iterator[RedisServer]:
+    """A store that nobody but this module's workers talks to."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    return {"singleton_lock_url": own_store.url()}
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    """One child, so that a warmed-up worker is warm altogether.
+
+    Elsewhere one at a time would do too, but then Celery may look for the next message after 2 s only.
+    """
+    return [WorkerSpec(pool, concurrency=1 if pool in ("prefork", "solo") else 4) for pool in POOLS]
+
+
+@pytest.fixture(params=POOLS)
+def queue(request: pytest.FixtureRequest, bench: Bench) -> str:
+    """The queue of a worker that has already run a task and met a duplicate."""
+    queue = str(bench.worker_of(request.param).worker_queue)
+    for name in ("skip", "raising", "retry", "long"):
+        bench.get(bench.job(name).apply_async((bench.other_tag("warm"),), queue=queue))
+    return queue
+
+
+def elsewhere(bench: Bench, queue: str) -> str:
+    """Return the queue of a worker other than that of ``queue``, warmed up too."""
+    nodes = (node for node in bench.setup.worker_cluster if node.worker_queue != queue)
+    other = str(next(nodes).worker_queue)
+    bench.get(bench.job("long").apply_async((bench.other_tag("warm"),), queue=other))
+    return other
+
+
+def test_a_run_costs_two_commands(bench: Bench, queue: str, own_store: RedisServer) -> None:
+    """Acquire and release, and nothing else, whether it succeeds or fails."""
+    with Monitor(own_store.url()) as monitor:
+        bench.get(bench.job("long").apply_async((bench.tag,), queue=queue))
+        bench.settle_node(queue)
+    assert len(monitor.commands) == 2, monitor.commands
+    with Monitor(own_store.url()) as monitor:
+        bench.error(bench.job("long").apply_async((bench.tag, "raise"), queue=queue))
+        bench.settle_node(queue)
+    assert len(monitor.commands) == 2, monitor.commands
+
+
+def test_a_duplicate_costs_one_command(bench: Bench, queue: str, own_store: RedisServer) -> None:
+    """One acquire that is refused; the holder comes with the answer."""
+    bench.hold("long", queue=elsewhere(bench, queue))
+    with Monitor(own_store.url()) as monitor:
+        assert bench.get(bench.job("long").apply_async((bench.tag,), queue=queue)) is None
+        bench.settle_node(queue)
+    assert len(monitor.commands) == 1, monitor.commands
+
+
+def test_an_idle_worker_costs_nothing(bench: Bench, queue: str, own_store: RedisServer) -> None:
+    """Nothing is renewed, polled or cleaned while no lease is held; plain tasks cost nothing."""
+    with Monitor(own_store.url()) as monitor:
+        plain = bench.job("plain").apply_async((bench.tag, "sleep", 1.0), queue=queue)
+        assert "slept" == bench.get(plain)
+    assert [] == monitor.commands
+
+
+def test_nothing_stays_behind(bench: Bench, queue: str, own_store: RedisServer) -> None:
+    """After many different signatures every key that is left expires."""
+    results = [bench.job("skip").apply_async((bench.other_tag(str(number)),), queue=queue) for number in range(50)]
+    for result in results:
+        bench.get(result)
+    client = redis.Redis.from_url(own_store.url())
+    until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
+    assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1]
+    client.close()

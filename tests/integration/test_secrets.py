@@ -1,0 +1,169 @@
+"""A secret argument that is published with a redacted ``argsrepr`` is told to nobody by us."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+from celery.result import AsyncResult
+
+from tests.integration.bench import Bench
+from tests.integration.event_stream import EventStream
+from tests.integration.nodes import WorkerSpec
+from tests.integration.recorder import Event
+from tests.integration.tasks import Odd
+from tests.servers import RedisServer, until
+
+
+@pytest.fixture(scope="module")
+def own_store() -> Iterator[RedisServer]:
+    """A store whose every key and value can be looked through."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    return {
+        "singleton_lock_url": own_store.url(),
+        "accept_content": ["json", "pickle"],
+        "task_send_sent_event": True,
+    }
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def worker_specs(pool: str) -> Sequence[WorkerSpec]:
+    return [WorkerSpec(pool, options=("-E",))]
+
+
+class Leaks:
+    """Where a secret could be told: all is looked through, for whatever was written since."""
+
+    def __init__(self, bench: Bench, store: RedisServer, directory: Path) -> None:
+        self.secret = f"s3cret{secrets.token_hex(8)}"
+        self._bench, self._store, self._directory = bench, store, directory
+        self._stream = EventStream(bench.app)
+
+    def __enter__(self) -> Leaks:
+        self._stream.__enter__()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stream.__exit__(*exc_info)
+
+    @property
+    def events(self) -> list[Event]:
+        return self._stream.events
+
+    def send(self, name: str, secret: object = None, **options: Any) -> AsyncResult:
+        """Publish a task with the secret, redacted as far as Celery lets one."""
+        redacted = {"argsrepr": "<redacted>", "kwargsrepr": "<redacted>"}
+        args = (self._bench.tag, self.secret if secret is None else secret)
+        task = self._bench.app.tasks[f"secret.{name}"]
+        return task.apply_async(args, **redacted, **options)
+
+    def found(self, *results: AsyncResult, store: bool = True) -> list[str]:
+        """Return the names of the places where the secret is to be read."""
+        places = {
+            "log": self._bench.worker.logs(),
+            "events": repr(self.events),
+            "locks": "".join(self._dump(self._store.url(), "*")) if store else "",
+            "results": "".join(self._dump(self._bench.app.conf.result_backend, "celery-task-*")),
+            "errors": "".join(repr(result.result) + str(result.traceback) for result in results),
+            "signals": "".join(p.read_text() for p in self._directory.glob("lock-*.jsonl")),
+        }
+        return [place for place, text in places.items() if self.secret in text]
+
+    def _dump(self, url: str, pattern: str) -> Iterator[str]:
+        client = redis.Redis.from_url(url, decode_responses=True, encoding_errors="replace")
+        for key in client.scan_iter(pattern):
+            yield f"{key}={self._value(client, key)}\n"
+        client.close()
+
+    def _value(self, client: redis.Redis, key: str) -> object:
+        read = {"hash": client.hgetall, "string": client.get, "set": client.smembers}
+        kind = client.type(key)
+        if kind in read:
+            return read[kind](key)
+        return client.zrange(key, 0, -1) if kind == "zset" else client.lrange(key, 0, -1)
+
+
+@pytest.fixture
+def leaks(bench: Bench, own_store: RedisServer, run_directory: Path) -> Iterator[Leaks]:
+    with Leaks(bench, own_store, run_directory) as leaks:
+        yield leaks
+
+
+@pytest.mark.parametrize("policy", ["skip", "retry", "raise"])
+def test_duplicate(bench: Bench, leaks: Leaks, policy: str) -> None:
+    """Not in logs, events, keys, errors or results of a duplicate, under any policy."""
+    holder = leaks.send(policy)
+    bench.wait_for("start")
+    duplicate = leaks.send(policy)
+    if policy == "retry":
+        bench.wait_for_state(duplicate, states.RETRY)
+        # Once more after its second look, when it was sent by the worker and not by the caller.
+        key = bench.app.tasks["secret.retry"].lock_key_for(bench.tag, leaks.secret)
+        until(lambda: len(bench.lock_signals(key, "duplicate")) >= 2, "a second look")
+    else:
+        duplicate.get(timeout=20, propagate=False)
+    assert [] == leaks.found(holder, duplicate)
+    bench.let_go()
+    holder.get(timeout=20)
+    duplicate.get(timeout=20, propagate=False)
+    until(lambda: [e for e in leaks.events if e.get("uuid") == duplicate.id], "its events")
+    time.sleep(0.3)
+    assert [] == leaks.found(holder, duplicate)
+
+
+def test_lock_key_template(bench: Bench, leaks: Leaks) -> None:
+    """A template field is digested, so that the key does not tell its value."""
+    holder = leaks.send("template")
+    bench.wait_for("start")
+    leaks.send("template").get(timeout=20)
+    assert [] == leaks.found(holder)
+
+
+def test_refused_type(bench: Bench, leaks: Leaks) -> None:
+    """An argument that has no stable form is named by parameter and type, not by its value."""
+    result = leaks.send("skip", Odd(leaks.secret), serializer="pickle")
+    error = bench.error(result)
+    assert "SignatureError" == type(error).__name__
+    assert "secret" in str(error)
+    assert "Odd" in str(error)
+    assert [] == leaks.found(result)
+
+
+def test_refused_nesting(bench: Bench, leaks: Leaks) -> None:
+    """So is one that is nested too deep."""
+    nested: list[Any] = [leaks.secret]
+    for _ in range(70):
+        nested = [nested]
+    result = leaks.send("skip", nested)
+    assert "SignatureError" == type(bench.error(result)).__name__
+    assert [] == leaks.found(result)
+
+
+def test_store_away(bench: Bench, leaks: Leaks, own_store: RedisServer) -> None:
+    """What is said about an unreachable store does not tell it either."""
+    own_store.stop()
+    try:
+        result = leaks.send("skip")
+        bench.wait_for_state(result, states.RETRY, states.FAILURE)
+        found = leaks.found(result, store=False)
+    finally:
+        own_store.start()
+    assert found == []
+    bench.let_go()
+    result.get(timeout=30)

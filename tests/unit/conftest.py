@@ -1,0 +1,78 @@
+"""What unit tests share: apps without servers, a clock that a test moves, and cleaning up behind apps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_singleton_lock import SingletonTask
+
+MakeApp = Callable[..., Celery]
+
+
+class Clock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock of the test's own."""
+    return Clock()
+
+
+@pytest.fixture(autouse=True)
+def _forget_apps() -> Iterator[None]:
+    """Celery keeps tasks for apps yet to come, and the current app, for the whole process: put both back."""
+    finalizers, current = set(_state._on_app_finalizers), _state._tls.current_app
+    yield
+    _state._on_app_finalizers.intersection_update(finalizers)
+    _state._tls.current_app = current
+
+
+@pytest.fixture
+def make_app() -> Iterator[MakeApp]:
+    """Makes Celery apps without a broker, whose locks live in memory unless a setting says otherwise."""
+    made: list[Celery] = []
+
+    def make(**settings: Any) -> Celery:
+        app = Celery("unit", set_as_current=False, broker="memory://", backend="cache+memory://")
+        app.conf.update({"singleton_lock_url": "memory://", **settings})
+        made.append(app)
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@pytest.fixture
+def app(make_app: MakeApp) -> Celery:
+    """An app whose locks live in memory and are taken in eager runs too."""
+    return make_app(singleton_lock_eager=True)
+
+
+@pytest.fixture
+def singleton(app: Celery) -> Callable[..., Any]:
+    """A decorator that makes singleton tasks of `app`; its arguments are task options."""
+
+    def decorate(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+        def make(body: Callable[..., Any]) -> Any:
+            task = app.task(**{"base": SingletonTask, **options})(body)
+            app.finalize(auto=True)
+            return app.tasks[task.name]
+
+        return make
+
+    return decorate

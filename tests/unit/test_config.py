@@ -1,0 +1,349 @@
+"""Options and settings: where they come from, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonTask, Skip
+from celery_singleton_lock.config import settings_of
+from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.runtime import runtime_of
+from tests.unit.conftest import MakeApp
+
+
+def body(account: int, kind: str = "full") -> None: ...
+
+
+def bound(app: Celery, **options: Any) -> Any:
+    """A task with these options, bound to the app."""
+    app.task(base=SingletonTask, name="sync", shared=False, **options)(body)
+    return app.tasks["sync"]
+
+
+def options(task: Any) -> Any:
+    return plan_of(task).options
+
+
+DEFAULTS = {
+    "singleton": True,
+    "unique_on": None,
+    "lock_key": None,
+    "on_duplicate": Skip(),
+    "lock_ttl": 30.0,
+    "on_lock_lost": "warn",
+    "on_store_error": "retry",
+}
+#: For each option another good value for the task, and a third for the app.
+GOOD: dict[str, tuple[Any, Any]] = {
+    "unique_on": (["account"], ["kind"]),
+    "lock_key": ("{account}", "{kind}"),
+    "on_duplicate": ("retry", "raise"),
+    "lock_ttl": (5, 60),
+    "on_lock_lost": ("raise", "warn"),
+    "on_store_error": ("run", "raise"),
+}
+READ = {"retry": RetryLater(), "raise": Raise()}
+
+
+def test_defaults(make_app: MakeApp) -> None:
+    """Without options and settings the defaults count."""
+    found = options(bound(make_app()))
+    assert DEFAULTS == {name: getattr(found, name) for name in DEFAULTS}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_order_task_setting_default(make_app: MakeApp, name: str) -> None:
+    """A task's option counts before the app's setting, and that before the default."""
+    own, apps = GOOD[name]
+
+    def read(value: Any) -> Any:
+        return READ.get(value, value) if name == "on_duplicate" else value
+
+    app = make_app(**{f"singleton_{name}": apps})
+    assert read(apps) == getattr(options(bound(app)), name)
+    app = make_app(**{f"singleton_{name}": apps})
+    assert read(own) == getattr(options(bound(app, **{name: own})), name)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_option_of_a_base_class(make_app: MakeApp, name: str) -> None:
+    """A subclass of SingletonTask with options passes them on to its tasks, which may say otherwise."""
+    own, other = GOOD[name]
+    base = type("Base", (SingletonTask,), {name: own, "abstract": True})
+    app = make_app()
+    app.task(base=base, name="one", shared=False)(body)
+    app.task(base=base, name="two", shared=False, **{name: other})(body)
+    one, two = options(app.tasks["one"]), options(app.tasks["two"])
+    assert getattr(one, name) != getattr(two, name) or name in ("on_lock_lost",)
+
+
+def test_settings_are_read_when_first_needed(make_app: MakeApp) -> None:
+    """An app may be configured after its tasks were defined and bound."""
+    app = make_app()
+    task = bound(app)
+    app.conf.update(singleton_lock_ttl=7, singleton_lock_prefix="late")
+    assert task.lock_key_for(1).startswith("late:")
+    assert 7.0 == options(task).lock_ttl
+
+
+def test_namespace_as_in_django() -> None:
+    """Settings under a namespace, as in a Django project, are found: CELERY_SINGLETON_LOCK_TTL."""
+
+    class DjangoSettings:
+        CELERY_SINGLETON_LOCK_TTL = 9
+        CELERY_SINGLETON_LOCK_URL = "memory://"
+        CELERY_SINGLETON_LOCK_PREFIX = "shop"
+        CELERY_SINGLETON_ON_DUPLICATE = "raise"
+        CELERY_BROKER_URL = "memory://"
+
+    app = Celery("django", set_as_current=False)
+    app.config_from_object(DjangoSettings, namespace="CELERY")
+    task = bound(app)
+    assert (9.0, Raise()) == (options(task).lock_ttl, options(task).on_duplicate)
+    assert task.lock_key_for(1).startswith("shop:")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("singleton", "yes"),
+        ("singleton", 1),
+        ("lock_ttl", 0),
+        ("lock_ttl", 0.99),
+        ("lock_ttl", -5),
+        ("lock_ttl", math.inf),
+        ("lock_ttl", math.nan),
+        ("lock_ttl", "30"),
+        ("lock_ttl", True),
+        ("on_duplicate", "ignore"),
+        ("on_duplicate", 5),
+        ("on_duplicate", ["skip"]),
+        ("on_duplicate", Skip),
+        ("on_duplicate", RetryLater),
+        ("on_duplicate", Raise),
+        ("on_lock_lost", "stop"),
+        ("on_lock_lost", True),
+        ("on_store_error", "skip"),
+        ("on_store_error", []),
+        ("unique_on", ["acount"]),
+        ("unique_on", "acount"),
+        ("unique_on", 5),
+        ("lock_key", "{acount}"),
+        ("lock_key", "{account.id}"),
+        ("lock_key", "{account!r}"),
+        ("lock_key", "{"),
+        ("lock_key", 5),
+    ],
+)
+def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None:
+    """A bad option is refused when the task is bound, a bad setting when it is used; both name task, option and value."""
+    with pytest.raises(ConfigurationError) as refused:
+        bound(make_app(), **{name: value})
+    for part in ("sync", name, repr(value)):
+        assert part in str(refused.value)
+    task = bound(make_app(**{f"singleton_{name}": value}))
+    with pytest.raises(ConfigurationError) as refused:
+        plan_of(task)
+    for part in ("sync", name, repr(value)):
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("lock_expiry", "lock_ttl"), ("raise_on_duplicate", "on_duplicate"), ("once", "unique_on")],
+)
+def test_names_of_other_plugins(make_app: MakeApp, name: str, ours: str) -> None:
+    """An option of another plugin is refused, saying what ours is called."""
+    for value in (60, {"keys": ["a"]}, None):
+        with pytest.raises(ConfigurationError) as refused:
+            bound(make_app(), **{name: value})
+        for part in ("sync", name, repr(value), ours):
+            assert part in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["lock_tll", "lock_", "on_lock_lots", "lock_timeout", "on_lock_"])
+def test_misspelt_options(make_app: MakeApp, name: str) -> None:
+    """An unknown attribute that looks like an option of ours is refused, on the task and on its base class."""
+    with pytest.raises(ConfigurationError) as refused:
+        bound(make_app(), **{name: 3})
+    for part in ("sync", name, "3"):
+        assert part in str(refused.value)
+    base = type("Base", (SingletonTask,), {name: 3, "abstract": True})
+    app = make_app()
+    app.task(base=base, name="sync", shared=False)(body)
+    with pytest.raises(ConfigurationError, match=name):
+        _ = app.tasks["sync"]
+
+
+def test_none_is_not_given(make_app: MakeApp) -> None:
+    """None, on a task or as the setting of an option, means that nothing was said."""
+    app = make_app(**{f"singleton_{name}": None for name in DEFAULTS})
+    found = options(bound(app, **dict.fromkeys(GOOD)))
+    assert DEFAULTS == {name: getattr(found, name) for name in DEFAULTS}
+
+
+def test_plain_task_is_not_checked(make_app: MakeApp) -> None:
+    """``singleton=False`` needs no store, and its arguments no stable form."""
+    app = make_app(singleton_lock_url=None)
+    assert bound(app, singleton=False)(1) is None
+
+
+# -- settings of the store ---------------------------------------------------------------------
+
+
+def settings(**given: Any) -> Any:
+    app = Celery("settings", set_as_current=False)
+    app.conf.update(given)
+    return settings_of(app.conf)
+
+
+def test_store_defaults_to_the_broker() -> None:
+    """Without a URL the broker is the store where it is Redis, before the result backend."""
+    found = settings(broker_url="redis://broker/1", result_backend="redis://results/2")
+    assert ("redis://broker/1", "singleton", 1.0, 10, False) == (
+        found.url,
+        found.prefix,
+        found.store_timeout,
+        found.pool_limit,
+        found.eager,
+    )
+
+
+@pytest.mark.parametrize("broker", ["amqp://rabbit//", "memory://", ["amqp://a//", "amqp://b//"], "sqs://"])
+def test_store_defaults_to_the_result_backend(broker: Any) -> None:
+    """Where the broker is no Redis, the result backend is the store."""
+    assert "redis://results/2" == settings(broker_url=broker, result_backend="redis://results/2").url
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h/0", "rediss://h/0", "redis+socket:///run/x", "sentinel://h:26379", "memory://"]
+)
+def test_own_url_counts_first(url: str) -> None:
+    """A URL of its own is the store, whatever the broker is."""
+    given = {"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}
+    assert url == settings(**given, singleton_lock_url=url).url
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"broker_url": "amqp://x//"}, {"broker_url": "amqp://x//", "result_backend": "rpc://"}]
+)
+def test_no_store_is_refused(given: dict[str, Any]) -> None:
+    """Without any store the refusal names the setting."""
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        settings(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"broker_url": "redis://a/0;redis://b/0"},
+        {"broker_url": ["redis://a/0", "redis://b/0"]},
+        {"broker_read_url": "redis://a/0", "broker_write_url": "redis://b/0"},
+        {"broker_url": "redis://a/0", "broker_read_url": "redis://b/0"},
+        {"broker_read_url": "redis://a/0", "broker_write_url": "amqp://b//"},
+    ],
+)
+def test_several_brokers_are_no_default(given: dict[str, Any]) -> None:
+    """Several URLs, or reading and writing at different ones, are no store by default; with a URL of its own all is well."""
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        settings(**given)
+    assert "redis://locks/0" == settings(**given, singleton_lock_url="redis://locks/0").url
+
+
+def test_sentinels_are_one_store() -> None:
+    """Several Sentinel URLs name one store."""
+    url = "sentinel://a:26379;sentinel://b:26379"
+    assert url == settings(broker_url=url).url
+
+
+@pytest.mark.parametrize(
+    "url", ["amqp://x//", "localhost", "", 5, "http://x", "unix:///run/x", ["redis://a/0"], "redis://a/0;redis://b/0"]
+)
+def test_bad_url(make_app: MakeApp, url: Any) -> None:
+    """A URL that names no one store is refused by setting."""
+    app = make_app(singleton_lock_url=url)
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        runtime_of(app)
+
+
+def test_bad_url_shows_no_password() -> None:
+    """The refusal of a URL does not show a password."""
+    with pytest.raises(ConfigurationError) as refused:
+        settings(singleton_lock_url="amqp://user:hunter2@x//")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("source", ["broker", "result_backend"])
+def test_global_keyprefix(source: str) -> None:
+    """The source's global_keyprefix comes before our prefix; a URL of its own has none."""
+    given = {f"{source}_url" if source == "broker" else source: "redis://x/0"}
+    given[f"{source}_transport_options"] = {"global_keyprefix": "tenant:"}  # type: ignore[assignment]
+    assert "tenant:singleton" == settings(**given).prefix
+    assert "singleton" == settings(**given, singleton_lock_url="redis://y/0").prefix
+
+
+@pytest.mark.parametrize("prefix", ["a{b", "a}b", "{}", 5, b"x"])
+def test_bad_prefix(prefix: Any) -> None:
+    """Braces, which mark a cluster's hash tag, and what is no text, are refused with setting and value."""
+    with pytest.raises(ConfigurationError) as refused:
+        settings(singleton_lock_url="memory://", singleton_lock_prefix=prefix)
+    assert f"singleton_lock_prefix={prefix!r}" in str(refused.value)
+
+
+def test_bad_global_keyprefix() -> None:
+    """Braces in a global_keyprefix are refused, too."""
+    with pytest.raises(ConfigurationError, match="global_keyprefix"):
+        settings(broker_url="redis://x/0", broker_transport_options={"global_keyprefix": "{x}"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("singleton_lock_store_timeout", 0),
+        ("singleton_lock_store_timeout", -1),
+        ("singleton_lock_store_timeout", math.inf),
+        ("singleton_lock_store_timeout", "1"),
+        ("singleton_lock_store_timeout", True),
+        ("singleton_lock_pool_limit", 0),
+        ("singleton_lock_pool_limit", 1.5),
+        ("singleton_lock_pool_limit", "10"),
+        ("singleton_lock_pool_limit", True),
+        ("singleton_lock_eager", "no"),
+        ("singleton_lock_eager", 1),
+    ],
+)
+def test_bad_setting(name: str, value: Any) -> None:
+    """A bad value of a setting is refused with setting and value."""
+    with pytest.raises(ConfigurationError) as refused:
+        settings(singleton_lock_url="memory://", **{name: value})
+    assert f"{name}={value!r}" in str(refused.value)
+
+
+def test_certificates_of_celerys_settings() -> None:
+    """The certificate options of the settings that the URL comes from go with it."""
+    broker = settings(broker_url="rediss://x/0", broker_use_ssl={"ssl_ca_certs": "a"})
+    assert {"ssl_ca_certs": "a"} == broker.tls
+    backend = settings(
+        result_backend="rediss://x/0", broker_url="amqp://x//", redis_backend_use_ssl={"ssl_ca_certs": "b"}
+    )
+    assert {"ssl_ca_certs": "b"} == backend.tls
+    assert settings(broker_url="redis://x/0").tls is None
+
+
+def test_two_apps_do_not_mix(make_app: MakeApp) -> None:
+    """Two apps in one process have each their own settings and store."""
+    one, other = make_app(singleton_lock_prefix="one"), make_app(singleton_lock_prefix="other")
+    assert runtime_of(one).store is not runtime_of(other).store
+    assert bound(one).lock_key_for(1) != bound(other).lock_key_for(1)
+    assert runtime_of(one) is runtime_of(one)
+
+
+def test_unhashable_and_odd_values_are_shown(make_app: MakeApp) -> None:
+    """Any value at all is refused by name, not by an error of another kind."""
+    for value in ({}, [], object(), {"a"}):
+        with pytest.raises(ConfigurationError, match="on_lock_lost"):
+            bound(make_app(), on_lock_lost=value)

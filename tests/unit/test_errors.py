@@ -1,0 +1,84 @@
+"""Errors survive pickle and Celery's result backends."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import celery_singleton_lock
+from celery_singleton_lock import (
+    ConfigurationError,
+    DuplicateTask,
+    Holder,
+    LockLost,
+    SignatureError,
+    SingletonError,
+    StoreError,
+    StoreUnavailable,
+)
+from tests.unit.conftest import MakeApp
+
+HOLDER = Holder("id-1", "node@host", 4711, 1.5, 28.5)
+ERRORS = [
+    ConfigurationError("task x: lock_ttl=0"),
+    SignatureError("parameter 'a'"),
+    DuplicateTask("key", HOLDER),
+    DuplicateTask(),
+    LockLost("key"),
+    LockLost(),
+    StoreError("refused"),
+    StoreUnavailable("away"),
+]
+
+
+def same(one: BaseException, other: Any) -> None:
+    assert type(one) is type(other)
+    assert str(one) == str(other)
+    assert getattr(one, "key", None) == getattr(other, "key", None)
+    assert getattr(one, "holder", None) == getattr(other, "holder", None)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickle(error: Exception, protocol: int) -> None:
+    """Each error crosses a process boundary as it is, again and again."""
+    for _ in range(2):
+        error = pickle.loads(pickle.dumps(error, protocol))
+    same(error, next(one for one in ERRORS if repr(one) == repr(error)))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_result_backend(make_app: MakeApp, error: Exception, serializer: str) -> None:
+    """Each error comes back from a result backend as what it was, through its serializer too."""
+    app = make_app(result_serializer=serializer, accept_content=["json", "pickle"])
+    backend = app.backend
+    stored = backend.decode(backend.encode({"result": backend.prepare_exception(error, serializer)}))
+    same(error, backend.exception_to_python(stored["result"]))
+
+
+def test_hierarchy() -> None:
+    """One base catches all; an outage is a StoreError, too."""
+    for error in ERRORS:
+        assert isinstance(error, SingletonError)
+    assert issubclass(StoreUnavailable, StoreError)
+
+
+def test_duplicate_tells_key_and_holder() -> None:
+    """The text of a DuplicateTask says what is held, by whom, where, for how long."""
+    text = str(DuplicateTask("the-key", HOLDER))
+    for part in ("the-key", "id-1", "node@host", "4711"):
+        assert part in text
+
+
+def test_public_names() -> None:
+    """The names of the public API are there, and no others are announced."""
+    expected = {
+        *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Lease", "Holder", "signals"),
+        *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
+        *("StoreError", "StoreUnavailable"),
+    }
+    assert expected == set(celery_singleton_lock.__all__)
+    assert all(hasattr(celery_singleton_lock, name) for name in expected)

@@ -1,0 +1,602 @@
+"""What happens around a body when something strikes: lost answers, late grants, losses, signals, forks, a broker that is away."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_singleton_lock import (
+    ConfigurationError,
+    DuplicateTask,
+    Lease,
+    LockLost,
+    RetryLater,
+    SingletonTask,
+    StoreUnavailable,
+    guard,
+    renewal,
+    signals,
+)
+from celery_singleton_lock import lease as lease_module
+from celery_singleton_lock.attempt import Attempt
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.config import settings_of
+from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.renewal import Renewer
+from celery_singleton_lock.report import Reporter
+from celery_singleton_lock.runtime import Runtime, replace_runtime
+from celery_singleton_lock.stores import Answer, Claim, Renewed, Verdict
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.testing import assert_free, assert_held, hold
+from tests.servers import RedisServer, free_port
+from tests.unit.conftest import MakeApp
+from tests.unit.test_task import deliver
+
+Singleton = Callable[..., Any]
+
+
+class Ahead:
+    """The clock, put forward by a test."""
+
+    def __init__(self) -> None:
+        self.by = 0.0
+
+    def __call__(self) -> float:
+        return now() + self.by
+
+    def advance(self, seconds: float) -> None:
+        self.by += seconds
+
+
+class Store(MemoryStore):
+    """A store in memory whose answers may be lost or late, and which can be away."""
+
+    def __init__(self, clock: Ahead) -> None:
+        super().__init__(clock)
+        self.acquired: list[str] = []
+        self.released: list[str] = []
+        self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire`
+        self.releasing: list[Callable[[], object]] = []  # what happens to the next calls of `release`
+        self.away = False
+
+    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+        verdict = super().acquire(claim, timeout)
+        self.acquired.append(claim.token)
+        if self.answering:
+            self.answering.pop(0)()
+        return verdict
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().renew(claims, timeout)
+
+    def release(self, claim: Claim, success: bool) -> bool:
+        if self.away:
+            raise StoreUnavailable("away")
+        if self.releasing:
+            self.releasing.pop(0)()
+        self.released.append(claim.token)
+        return super().release(claim, success)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
+    made = Ahead()
+    monkeypatch.setattr(guard, "now", made)
+    monkeypatch.setattr(lease_module, "now", made)
+    return made
+
+
+@pytest.fixture
+def store(app: Any, clock: Ahead) -> Iterator[Store]:
+    """The store of `app`, whose renewal thread does not start: tests renew by themselves."""
+    store = Store(clock)
+    runtime = Runtime(settings_of(app.conf), store=store)
+    runtime.renewer = Renewer(store, store, runtime.hub, Reporter(runtime.hub), clock)
+    runtime.renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
+    replace_runtime(app, runtime)
+    yield store
+    told = threading.Event()  # all that is still to be told, which the next test must not hear
+    runtime.hub.call(told.set)
+    assert told.wait(5)
+
+
+def raising(error: BaseException) -> Callable[[], object]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+def others(task: Any, *args: Any) -> Claim:
+    """Another task's claim on the same call."""
+    plan = plan_of(task)
+    return Claim(plan.base, plan.digest(args, {}), "others-token", 600.0, "other")
+
+
+def take(task: Any, lease: Lease) -> None:
+    """Let an operator free this lease's lock, another task get it, and the renewer find that out."""
+    store, renewer = guard.runtime_of(task.app).store, guard.runtime_of(task.app).renewer
+    task.force_unlock()
+    assert store.acquire(others(task)).answer is Answer.GRANTED
+    renewer.confirm(lease)
+    assert lease.lost
+
+
+@contextmanager
+def heard(*wanted: Any) -> Iterator[list[str]]:
+    """Notes which of these signals are sent."""
+    seen: list[str] = []
+    names = {id(signal): name for name, signal in vars(signals).items() if signal in wanted}
+
+    def note(signal: Any, **_: Any) -> None:
+        seen.append(names[id(signal)])
+
+    for signal in wanted:
+        signal.connect(note, weak=False)
+    try:
+        yield seen
+    finally:
+        for signal in wanted:
+            signal.disconnect(note)
+
+
+# -- a grant whose answer was lost -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "state"), [("run", None), ("raise", "FAILURE"), ("retry", "FAILURE")], ids=["run", "raise", "retry"]
+)
+def test_grant_without_an_answer_is_given_back(singleton: Singleton, store: Store, option: str, state: Any) -> None:
+    """What the store granted though its client saw an outage is given back at the end, whatever is done meanwhile."""
+    protected: list[bool] = []
+
+    @singleton(name="x", bind=True, on_store_error=option)
+    def task(self: Any) -> None:
+        protected.append(self.lease.protected)
+
+    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    result = task.apply()  # eagerly nothing can be tried again later
+    assert (state or "SUCCESS") == result.state
+    if state:
+        assert isinstance(result.result, StoreUnavailable)
+    assert ([] if state else [False]) == protected
+    assert store.acquired == store.released
+    assert_free(task)
+
+
+def test_grant_without_an_answer_is_given_back_before_the_next_look(singleton: Singleton, store: Store) -> None:
+    """A task that is published again for want of an answer does not then meet its own lock."""
+
+    @singleton(name="x", on_store_error="retry")
+    def task() -> str:
+        return "ran"
+
+    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    assert "RETRY" == deliver(task).info.state
+    assert_free(task)
+    assert "ran" == deliver(task).retval
+
+
+def test_outage_that_lasts_changes_no_outcome(singleton: Singleton, store: Store) -> None:
+    """Where it cannot be given back either, the task's outcome is what it was."""
+
+    @singleton(name="x", on_store_error="run")
+    def task() -> str:
+        store.away = True
+        return "ran"
+
+    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    assert "ran" == deliver(task).retval
+    assert assert_held(task).task_id == "id-1"
+
+
+def test_duplicate_gives_nothing_back(singleton: Singleton, store: Store) -> None:
+    """A duplicate has nothing to give back: one call and no more."""
+
+    @singleton(name="x")
+    def task() -> None: ...
+
+    with hold(task):
+        assert "IGNORED" == deliver(task).info.state
+        assert [] == store.released
+
+
+# -- a grant that came too late ----------------------------------------------------------------
+
+
+def test_late_grant_is_asked_for_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """A grant that is answered when its lease has expired is asked for once more, and counts from then on."""
+
+    @singleton(name="x", bind=True, lock_ttl=30)
+    def task(self: Any) -> Any:
+        return self.lease.held, self.lease.remaining, assert_held(self).task_id
+
+    store.answering = [lambda: clock.advance(31)]
+    held, remaining, holder = deliver(task).retval
+    assert (True, "id-1") == (held, holder)
+    assert 29 < remaining <= 30
+    assert 2 == len(store.acquired)
+    assert_free(task)
+
+
+def test_late_grant_that_another_has_by_then(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """Has another task got the lock by then, this one is a duplicate, and the lock stays the other's."""
+
+    @singleton(name="x", lock_ttl=30)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    def late() -> None:
+        clock.advance(31)
+        assert store.acquire(others(task)).answer is Answer.GRANTED
+
+    store.answering = [late]
+    with heard(signals.duplicate) as seen:
+        assert "IGNORED" == deliver(task).info.state
+    assert ["duplicate"] == seen
+    assert "other" == assert_held(task).task_id
+
+
+def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """A store that answers more slowly than its leases live is one that cannot be reached."""
+
+    @singleton(name="x", lock_ttl=30, on_store_error="raise")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    store.answering = [lambda: clock.advance(31)] * 2
+    assert isinstance(deliver(task).info.retval, StoreUnavailable)
+    assert_free(task)
+
+
+# -- a lease lost before its body began --------------------------------------------------------
+
+
+@pytest.mark.parametrize("main", [True, False], ids=["main thread", "other thread"])
+def test_lost_before_the_body(singleton: Singleton, store: Store, main: bool) -> None:
+    """Under ``on_lock_lost="raise"`` a lease that is lost before its body has begun keeps it from beginning."""
+
+    @singleton(name="x", on_lock_lost="raise")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    def lose(sender: Any, lease: Lease, **_: Any) -> None:
+        take(task, lease)
+
+    outcomes: list[Any] = []
+    signals.lock_acquired.connect(lose, weak=False)
+    try:
+        thread = threading.Thread(target=lambda: outcomes.append(deliver(task)))
+        if main:
+            thread.run()
+        else:
+            thread.start()
+            thread.join()
+    finally:
+        signals.lock_acquired.disconnect(lose)
+    (outcome,) = outcomes
+    assert "FAILURE" == outcome.info.state
+    assert isinstance(outcome.info.retval, LockLost)
+    assert task.lock_key_for() in str(outcome.info.retval)
+    assert "other" == assert_held(task).task_id
+
+
+# -- struck between grant and release ----------------------------------------------------------
+
+STRIKES = [SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("error", STRIKES)
+def test_struck_with_the_grant(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+    """An exception that strikes when the store has granted, but before that is known, leaves no lock."""
+
+    @singleton(name="x")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    store.answering = [raising(error())]
+    with suppress(BaseException):
+        deliver(task)
+    assert 1 == len(store.acquired)
+    assert_free(task)
+
+
+@pytest.mark.parametrize("error", STRIKES)
+def test_struck_in_the_release(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+    """One that strikes in the release, before the store was told, leaves none either."""
+
+    @singleton(name="x")
+    def task() -> None: ...
+
+    store.releasing = [raising(error())]
+    with suppress(BaseException):
+        deliver(task)
+    assert_free(task)
+
+
+class Strike:
+    """Raises at the n-th bytecode of one module, as an exception of a signal handler can."""
+
+    def __init__(self, module: Any, left: int) -> None:
+        self._file = module.__file__
+        self.left = left
+
+    def __enter__(self) -> Strike:
+        self._before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 wants to know before
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        sys.settrace(self._before)
+
+    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != self._file:
+            return None
+        frame.f_trace = self._step  # Python 3.13 wants it first
+        frame.f_trace_opcodes = True
+        return self._step
+
+    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise SystemExit(f"line {frame.f_lineno}")
+        return self._step
+
+
+@pytest.mark.parametrize("on_lock_lost", ["warn", "raise"])
+def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_lost: str) -> None:
+    """Wherever around the body an exception strikes, no lock is left, and nothing is renewed any more."""
+
+    @singleton(name="x", on_lock_lost=on_lock_lost)
+    def task() -> None: ...
+
+    deliver(task)
+    renewer = guard.runtime_of(app).renewer
+    places = 0
+    for places in range(1, 10_000):
+        where: object = None
+        with Strike(guard, places) as strike:
+            try:
+                deliver(task)
+            except SystemExit as error:
+                where = error
+        assert {} == renewer._leases, f"struck at {where}"
+        assert task.lock_holder() is None, f"struck at {where}"
+        if strike.left > 0:
+            break
+    assert 200 < places < 5000
+
+
+def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body whose lease nobody could renew does not begin, and its lock is free; the next one's thread is started."""
+    starts: list[Any] = []
+
+    def start(target: Any) -> None:
+        starts.append(target)
+        if len(starts) == 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(renewal, "start_native_thread", start)
+
+    @singleton(name="x")
+    def task() -> str:
+        return "ran"
+
+    assert "RuntimeError" == type(deliver(task).info.retval).__name__
+    assert_free(task)
+    assert "ran" == deliver(task).retval
+    assert 2 == len(starts)
+
+
+# -- lock_released -----------------------------------------------------------------------------
+
+
+def test_released_is_told_of_a_release(singleton: Singleton, store: Store) -> None:
+    """A release is told once, after the store has done it."""
+    holders: list[Any] = []
+
+    @singleton(name="x")
+    def task() -> None: ...
+
+    def note(**_: Any) -> None:
+        holders.append(task.lock_holder())
+
+    signals.lock_released.connect(note, weak=False)
+    try:
+        deliver(task)
+    finally:
+        signals.lock_released.disconnect(note)
+    assert [None] == holders
+
+
+def test_released_is_not_told_of_a_lock_that_another_has(singleton: Singleton, store: Store) -> None:
+    """A lease that was lost to another is not released."""
+
+    @singleton(name="x", bind=True)
+    def task(self: Any) -> None:
+        take(task, self.lease)
+
+    with heard(signals.lock_released) as seen:
+        assert deliver(task).info is None
+    assert [] == seen
+    assert "other" == assert_held(task).task_id
+
+
+def test_released_is_not_told_of_a_lease_past_its_deadline(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """A lease that was lost to an outage is given back where the store still has it, but not reported as released."""
+
+    @singleton(name="x", bind=True, lock_ttl=30)
+    def task(self: Any) -> bool:
+        clock.advance(31)
+        store._records[self.lease.key].expires += 100
+        store.away = True
+        with suppress(LockLost):
+            self.lease.ensure()
+        store.away = False
+        return self.lease.lost
+
+    with heard(signals.lock_released) as seen:
+        assert deliver(task).retval is True
+    assert [] == seen
+    assert_free(task)
+
+
+def test_released_is_not_told_when_it_failed(singleton: Singleton, store: Store) -> None:
+    """A lock that was left to expire has not been released: the store's error is told instead."""
+
+    @singleton(name="x")
+    def task() -> str:
+        store.away = True
+        return "ran"
+
+    with heard(signals.lock_released, signals.store_error) as seen:
+        assert "ran" == deliver(task).retval
+    assert ["store_error"] == seen
+
+
+# -- an event that cannot be sent --------------------------------------------------------------
+
+
+def test_skip_whose_event_cannot_be_sent(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A skip stays a skip, and counts once for its chord, though the event that tells of it cannot be sent."""
+    parts: list[str] = []
+    tried: list[str] = []
+
+    def count(request: Any, state: str, result: Any, **_: Any) -> None:
+        parts.append(state)
+
+    def away(kind: str, **_: Any) -> None:
+        tried.append(kind)
+        raise OperationalError("broker is away")
+
+    @singleton(name="x")
+    def task() -> None: ...
+
+    monkeypatch.setattr(app.backend, "on_chord_part_return", count)
+    monkeypatch.setattr(task, "send_event", away)
+    properties = {"singleton": Attempt(events=True)}
+    with hold(task):
+        outcome = deliver(task, task_id="part", properties=properties, chord={"task": "body"}, ignore_result=False)
+    assert "IGNORED" == outcome.info.state
+    assert ["task-singleton-skipped"] == tried
+    assert ["SUCCESS"] == parts
+    assert "SUCCESS" == app.AsyncResult("part").state
+
+
+# -- a body that forks -------------------------------------------------------------------------
+
+
+def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_server: RedisServer) -> None:
+    """A child of the body that ends the way its parent would frees nothing, and its `ensure` says that it owns nothing."""
+    app = make_app(singleton_lock_url=redis_server.url(), singleton_lock_prefix="fork")
+    parent = os.getpid()
+    code = 9
+
+    @app.task(base=SingletonTask, name="x", bind=True)
+    def task(self: Any) -> Any:
+        nonlocal code
+        child = os.fork()
+        if not child:
+            self.lease.deadline = 0.0  # nobody renews in a child
+            with suppress(LockLost):
+                self.lease.ensure()
+                return None
+            code = 0
+            raise SystemExit
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        self.lease.deadline = 0.0
+        self.lease.ensure()  # over the connection that the child has not touched
+        return status, self.lock_holder().task_id
+
+    try:
+        outcome = deliver(app.tasks["x"])
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+    assert (0, "id-1") == outcome.retval
+    assert_free(app.tasks["x"])
+
+
+# -- a message that cannot be published again --------------------------------------------------
+
+#: Why a task may have to be published again, and what it fails with where that cannot be done.
+WAYS = [({"on_duplicate": "retry"}, DuplicateTask), ({"on_store_error": "retry"}, StoreUnavailable)]
+
+
+def wanting(task: Any, store: Store, *args: Any) -> Any:
+    """Deliver to a task that cannot have its lock now."""
+    if task.on_duplicate:
+        with hold(task, *args):
+            return deliver(task, *args)
+    store.answering = [raising(StoreUnavailable("away"))]
+    return deliver(task, *args)
+
+
+@pytest.mark.parametrize(("options", "error"), WAYS)
+def test_message_that_can_never_be_published(
+    singleton: Singleton, store: Store, options: Any, error: type[Exception]
+) -> None:
+    """One that cannot be written at all fails: put back into its queue it would return for ever."""
+
+    @singleton(name="x", acks_late=True, unique_on=[], **options)
+    def task(thing: object) -> None:
+        pytest.fail("must not run")
+
+    outcome = wanting(task, store, object())
+    assert "FAILURE" == outcome.info.state
+    assert isinstance(outcome.info.retval, error)
+    assert isinstance(outcome.info.retval.__cause__, EncodeError)
+    assert_free(task, 1)
+
+
+@pytest.mark.parametrize(("options", "error"), WAYS)
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_that_is_away(
+    singleton: Singleton, store: Store, app: Any, options: Any, error: type[Exception], late: bool
+) -> None:
+    """Late acknowledged, a message that the broker does not take goes back into its queue; else the task fails."""
+    app.conf.update(
+        broker_url=f"redis://127.0.0.1:{free_port()}/0",
+        broker_transport_options={"max_retries": 0},
+        task_publish_retry=False,
+    )
+
+    @singleton(name="x", acks_late=late, **options)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    outcome = wanting(task, store)
+    if late:
+        assert "REJECTED" == outcome.info.state
+        assert isinstance(outcome.info.retval, Reject)
+        assert outcome.info.retval.requeue is True
+        assert isinstance(outcome.info.retval.reason, (OperationalError, OSError))
+    else:
+        assert "FAILURE" == outcome.info.state
+        assert isinstance(outcome.info.retval, error)
+    assert_free(task)
+
+
+# -- delays that would never end, or never begin -----------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["delay", "max_delay"])
+@pytest.mark.parametrize("value", [0, 0.0, 0.001, float("inf"), 1e12])
+def test_delays_are_real(name: str, value: float) -> None:
+    """A delay of nothing would keep the broker busy, and one without end no broker can express: both are refused."""
+    with pytest.raises(ConfigurationError, match=f"RetryLater: {name}="):
+        RetryLater(**{name: value})

@@ -1,0 +1,69 @@
+"""Importing the package does nothing to a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROBE = """
+import socket, threading, signal, sys, _thread
+import celery, celery.signals, celery.app.task
+started, connected = [], []
+begin = _thread.start_new_thread
+_thread.start_new_thread = lambda *a, **k: (started.append(a), begin(*a, **k))
+threading._start_new_thread = _thread.start_new_thread
+socket.socket.connect = lambda *a, **k: connected.append(a)
+named = [getattr(celery.signals, name) for name in celery.signals.__all__]
+before = [len(one.receivers or ()) for one in named]
+handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+call, defaults = celery.Task.__call__, dict(celery.Celery("x").conf)
+import celery_singleton_lock
+assert not started, started
+assert not connected, connected
+assert before == [len(one.receivers or ()) for one in named]
+assert handlers == [signal.getsignal(number) for number in signal.valid_signals()]
+assert call is celery.Task.__call__
+assert 1 == threading.active_count()
+assert "redis" not in sys.modules, "Redis client loaded"
+{more}
+print("clean")
+"""
+
+PLAIN_APP = """
+app = celery.Celery("plain", broker="memory://")
+@app.task
+def task(): ...
+app.finalize()
+assert not started
+assert before == [len(one.receivers or ()) for one in named]
+assert not app.steps["worker"]
+"""
+
+OWN_TASK = """
+app = celery.Celery("own", broker="redis://127.0.0.1:1/0")
+@app.task(base=celery_singleton_lock.SingletonTask)
+def task(a): ...
+app.finalize()
+task.lock_key_for(1)
+assert not started and not connected
+"""
+
+
+def probe(more: str) -> None:
+    done = subprocess.run([sys.executable, "-c", PROBE.format(more=more)], capture_output=True, text=True, timeout=60)
+    assert "clean" == done.stdout.strip(), done.stderr
+
+
+def test_import_does_nothing() -> None:
+    """Importing starts no thread, opens no connection, connects no signal, installs no handler, loads no Redis client."""
+    probe("")
+
+
+def test_app_without_singletons_is_left_alone() -> None:
+    """An app that has no singleton task is not changed by the import."""
+    probe(PLAIN_APP)
+
+
+def test_defining_tasks_connects_to_nothing() -> None:
+    """Defining tasks and asking for a key needs no store and starts nothing."""
+    probe(OWN_TASK)

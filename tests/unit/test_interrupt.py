@@ -1,0 +1,412 @@
+"""LockLost inside a body: at most once, and never after the body's end."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockLost
+from celery_singleton_lock import interrupt as module
+from celery_singleton_lock.interrupt import interrupt_here, run
+from tests.servers import until
+
+SECONDS = 0.8
+
+
+def here(key: str = "k") -> Any:
+    return interrupt_here(key, lambda callback: callback())
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Do this in a thread of its own; answers what it returns, raises what it raises."""
+    outcome: list[Any] = []
+
+    def target() -> None:
+        try:
+            outcome.append((True, work()))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(30)
+    assert outcome, "the thread died of an exception that escaped"
+    done, value = outcome[0]
+    if not done:
+        raise value
+    return value
+
+
+@pytest.fixture(params=["main thread", "other thread"])
+def place(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
+    """Where bodies run: a worker of prefork or solo has them in its main thread, one of threads in others."""
+    return in_thread if request.param == "other thread" else lambda work: work()
+
+
+Place = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGURG)
+    yield
+    signal.signal(signal.SIGURG, before)
+    module._MainThreadInterrupt._earlier = None
+    assert [] == module._MainThreadInterrupt._armed
+
+
+def fire_soon(interrupt: Any, seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, interrupt.fire)
+    timer.start()
+    return timer
+
+
+def test_body_is_interrupted(place: Place) -> None:
+    """LockLost is raised in a body that runs Python code."""
+
+    def work() -> None:
+        interrupt = here()
+        fire_soon(interrupt, 0.02)
+        deadline = time.monotonic() + 5
+        with pytest.raises(LockLost):
+            run(interrupt, lambda: spin(deadline))
+        assert time.monotonic() < deadline
+
+    place(work)
+
+
+def spin(deadline: float) -> None:
+    while time.monotonic() < deadline:
+        pass
+
+
+def test_blocking_call_in_the_main_thread_is_interrupted() -> None:
+    """In the main thread a blocking call ends at once, and the error has the key."""
+    interrupt = here("the-key")
+    fire_soon(interrupt, 0.05)
+    began = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        run(interrupt, lambda: time.sleep(10))
+    assert time.monotonic() - began < 2
+    assert "the-key" == lost.value.key
+
+
+@pytest.mark.parametrize(
+    "block", [lambda: threading.Event().wait(10), lambda: signal.sigtimedwait({signal.SIGUSR2}, 10)]
+)
+def test_other_blocking_calls(block: Callable[[], Any]) -> None:
+    """Other system calls end, too."""
+    interrupt = here()
+    fire_soon(interrupt, 0.05)
+    began = time.monotonic()
+    with pytest.raises(LockLost):
+        run(interrupt, block)
+    assert time.monotonic() - began < 2
+
+
+def test_value_and_own_error_are_kept(place: Place) -> None:
+    """Without an interrupt the body's value, or its own error of any kind, comes through."""
+
+    def work() -> None:
+        assert 5 == run(here(), lambda: 5)
+        assert run(here(), lambda: None) is None
+        for error in (ValueError("mine"), SystemExit(3), LockLost("own"), KeyboardInterrupt()):
+            with pytest.raises(type(error)) as raised:
+                run(here(), thrower(error))
+            assert error is raised.value
+
+    place(work)
+
+
+def thrower(error: BaseException) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+def test_fired_before_and_after_does_nothing(place: Place) -> None:
+    """Fired while no body runs, an interrupt raises nothing, then or later."""
+
+    def work() -> None:
+        interrupt = here()
+        assert 1 == run(interrupt, lambda: 1)
+        interrupt.fire()
+        for _ in range(1000):
+            pass
+        assert 2 == run(here(), lambda: spin(time.monotonic() + 0.02) or 2)
+        interrupt.disarm()
+
+    place(work)
+
+
+def test_body_may_catch_it_and_go_on(place: Place) -> None:
+    """It strikes once: a body that catches it is not struck again."""
+
+    def work() -> None:
+        interrupt = here()
+        caught = []
+
+        def body() -> str:
+            try:
+                spin(time.monotonic() + 5)
+            except LockLost:
+                caught.append(1)
+            spin(time.monotonic() + 0.05)
+            return "went on"
+
+        fire_soon(interrupt, 0.02)
+        assert "went on" == run(interrupt, body)
+        assert [1] == caught
+
+    place(work)
+
+
+def test_nested_bodies(place: Place) -> None:
+    """Only the body whose lock was lost is struck: the outer one's loss leaves an inner body that has ended alone."""
+
+    def work() -> None:
+        outer, inner = here("outer"), here("inner")
+        seen = []
+
+        def body() -> None:
+            fire_soon(inner, 0.02)
+            with pytest.raises(LockLost):
+                run(inner, lambda: spin(time.monotonic() + 5))
+            seen.append("inner lost")
+            spin(time.monotonic() + 0.02)
+            seen.append("outer went on")
+            fire_soon(outer, 0.02)
+            spin(time.monotonic() + 5)
+
+        with pytest.raises(LockLost):
+            run(outer, body)
+        assert ["inner lost", "outer went on"] == seen
+
+    place(work)
+
+
+def test_two_threads_at_once() -> None:
+    """The thread whose body lost its lock is struck, its neighbour not."""
+    mine, ready, results = [], threading.Barrier(3), {}
+
+    def work(name: str) -> None:
+        interrupt = here()
+        mine.append((name, interrupt))
+        ready.wait()
+        try:
+            run(interrupt, lambda: spin(time.monotonic() + 0.3))
+            results[name] = "whole"
+        except LockLost:
+            results[name] = "lost"
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    until(lambda: all(interrupt._armed for _, interrupt in mine))
+    dict(mine)["a"].fire()
+    for thread in threads:
+        thread.join()
+    assert {"a": "lost", "b": "whole"} == results
+
+
+def test_users_own_handler_is_kept() -> None:
+    """A handler that the user had for the signal still gets signals that are not ours."""
+    got = []
+    signal.signal(signal.SIGURG, lambda number, frame: got.append(number))
+    run(here(), lambda: None)
+    signal.raise_signal(signal.SIGURG)
+    assert [signal.SIGURG] == got
+
+    def body() -> str:
+        signal.raise_signal(signal.SIGURG)
+        return "not struck"
+
+    assert "not struck" == run(here(), body)
+    assert 2 == len(got)
+
+
+def test_no_reference_cycle(place: Place) -> None:
+    """An error that comes through leaves no cycle behind that keeps a body's locals alive."""
+    import gc
+    import weakref
+
+    class Big:
+        pass
+
+    def work() -> None:
+        gc.disable()
+        try:
+            gone = weakref.ref(fail())
+        finally:
+            gc.enable()
+        assert gone() is None
+
+    def fail() -> Any:
+        big = Big()
+
+        def body() -> None:
+            raise ValueError(big)
+
+        with pytest.raises(ValueError, match="Big"):
+            run(here(), body)
+        return big
+
+    place(work)
+
+
+class Firing:
+    """Fires interrupts around a given moment, from another thread."""
+
+    def __init__(self) -> None:
+        self._target: tuple[Any, float] | None = None
+        self._over = False
+        self.fired = 0
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self) -> Firing:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(2e-6)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over = True
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+    def at(self, interrupt: Any, moment: float) -> None:
+        self._target = (interrupt, moment)
+
+    def _work(self) -> None:
+        while not self._over:
+            if self._target is None:
+                continue
+            interrupt, moment = self._target
+            self._target = None
+            while time.perf_counter() < moment:
+                pass
+            interrupt.fire()
+            self.fired += 1
+
+
+def hammer(
+    body: Callable[[float, list[str]], Any], check: Callable[[list[str], Any, BaseException | None], None]
+) -> None:
+    """Run a body many times with an interrupt fired just about its end; nothing may strike outside of `run`.
+
+    The body's length is steered to where about half of the interrupts strike, on any machine; on a busy one that takes longer.
+    """
+    length = 1e-4
+    met: set[bool] = set()
+    with Firing() as firing:
+        began = time.perf_counter()
+        while (now := time.perf_counter()) < began + SECONDS or (len(met) < 2 and now < began + 20 * SECONDS):
+            interrupt, marks = here(), []
+            value: Any = None
+            error: BaseException | None = None
+            before = firing.fired
+            begin = time.perf_counter()
+            end = begin + length
+            try:
+                firing.at(interrupt, begin + random.uniform(2e-5, 6e-5))
+                value = run(interrupt, lambda end=end, marks=marks: body(end, marks))
+            except (LockLost, ValueError) as raised:
+                error = raised
+            check(marks, value, error)
+            struck = bool(marks) or isinstance(error, LockLost)
+            met.add(struck)
+            length = min(max(length * (0.9 if struck else 1.1), 1e-5), 0.05)
+            while firing.fired == before:  # bytecodes in which a late strike would show
+                pass
+            for _ in range(20):
+                pass
+
+
+def busy(end: float) -> None:
+    while time.perf_counter() < end:
+        pass
+
+
+def test_hammer_value(place: Place) -> None:
+    """Whenever the interrupt fires: the body's value comes through, or LockLost does; nothing strikes later."""
+    lost = []
+
+    def body(end: float, marks: list[str]) -> str:
+        busy(end)
+        return "value"
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        assert isinstance(error, LockLost) or (error is None and "value" == value)
+        lost.append(error is not None)
+
+    place(lambda: hammer(body, check))
+    assert 0 < sum(lost) < len(lost), "the hammer must meet both"
+
+
+def test_hammer_own_error(place: Place) -> None:
+    """Whenever it fires: a body that fails by itself fails with its own error, or with LockLost while it ran."""
+
+    def body(end: float, marks: list[str]) -> None:
+        busy(end)
+        raise ValueError
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        assert isinstance(error, (ValueError, LockLost))
+        kinds.add(type(error))
+
+    kinds: set[type] = set()
+    place(lambda: hammer(body, check))
+    assert {ValueError, LockLost} == kinds, "the hammer must meet both"
+
+
+def test_hammer_that_catches(place: Place) -> None:
+    """A body that catches what strikes in it, and returns, is never reported as lost: after its end nothing strikes."""
+
+    def body(end: float, marks: list[str]) -> str:
+        try:
+            busy(end)
+        except LockLost:
+            marks.append("caught")
+        return "value"
+
+    caught = []
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        caught.append(len(marks))
+        assert len(marks) <= 1
+        assert not (marks and error), "struck twice"
+
+    place(lambda: hammer(body, check))
+    assert 0 < sum(caught) < len(caught), "the hammer must meet both"
+
+
+def test_pending_exception_is_cleared() -> None:
+    """An asynchronous exception that was set but has not struck when the body ended is taken back."""
+
+    def work() -> None:
+        interrupt = here()
+        interrupt.arm()
+        taken = []
+        original = interrupt._set
+
+        def record(exception: Any) -> None:
+            taken.append(exception)
+
+        interrupt._set = record
+        interrupt.fire()
+        interrupt.disarm()
+        interrupt._set = original
+        assert [LockLost, None] == taken
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), None)
+
+    in_thread(work)

@@ -1,0 +1,675 @@
+"""Signatures: same work, same key; other work, another key; no stable form, no key."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import json
+import math
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Any
+from uuid import UUID
+
+import pytest
+from celery import Celery
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from kombu.serialization import dumps, loads
+
+from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
+from celery_singleton_lock.keys import KeyPlan, canonical, digest, escaped
+from tests.unit.conftest import MakeApp
+
+
+class Colour(Enum):
+    RED = "red"
+    NONE = None
+    DEEP = ("a", 1)
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Mode(str, Enum):
+    FAST = "fast"
+
+
+class Opaque:
+    """Has an address in its repr, as most objects have."""
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+def key_of(function: Callable[..., Any], *args: Any, unique_on: Any = None, lock_key: Any = None, **kwargs: Any) -> str:
+    """The digest of a call of this function."""
+    return digest(KeyPlan.of(inspect.signature(function), unique_on, lock_key).form(args, kwargs))
+
+
+def of_value(value: Any) -> str:
+    """The digest of a call with this one argument."""
+    return key_of(lambda value: None, value)
+
+
+def through(serializer: str, value: Any) -> Any:
+    """What a worker gets when this was published."""
+    content_type, encoding, body = dumps(value, serializer=serializer)
+    return loads(body, content_type, encoding, accept={content_type})
+
+
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+)
+zones = st.sampled_from([None, timezone.utc, timezone(timedelta(hours=5, minutes=30)), timezone(timedelta(seconds=-7))])
+in_json = st.one_of(
+    plain,
+    st.binary(max_size=8),
+    st.decimals(allow_nan=False),
+    st.uuids(),
+    st.datetimes(timezones=zones),
+    st.dates(),
+    st.times(timezones=zones),
+)
+in_pickle = st.one_of(in_json, st.timedeltas(), st.sampled_from([*Colour, *Level, *Mode]))
+dict_keys = st.one_of(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=5), st.integers(-9, 9), st.none(), st.booleans()
+)
+
+
+def nested(leaves: st.SearchStrategy[Any], more: bool = False) -> st.SearchStrategy[Any]:
+    """Leaves in lists, tuples and dicts, and in what JSON cannot say, too."""
+
+    def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        kinds = [
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(dict_keys, inner, max_size=3).filter(lambda d: d.keys() != {"__type__", "__value__"}),
+        ]
+        if more:
+            hashable = st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.uuids())
+            kinds += [st.sets(hashable, max_size=3), st.frozensets(hashable, max_size=3)]
+        return st.one_of(kinds)
+
+    return st.recursive(leaves, grow, max_leaves=8)
+
+
+arguments = st.tuples(
+    st.lists(nested(in_json), max_size=3), st.dictionaries(st.sampled_from("pqr"), nested(in_json), max_size=3)
+)
+
+
+@given(arguments)
+def test_key_survives_json(call: tuple[list[Any], dict[str, Any]]) -> None:
+    """The key is the same before a message is written as JSON and after it is read."""
+    args, kwargs = call
+    received_args, received_kwargs = through("json", [args, kwargs])
+
+    def run(*a: Any, **k: Any) -> None: ...
+
+    assert key_of(run, *args, **kwargs) == key_of(run, *received_args, **received_kwargs)
+
+
+@given(
+    st.lists(nested(in_pickle, more=True), max_size=3),
+    st.dictionaries(st.sampled_from("pqr"), nested(in_pickle, more=True), max_size=2),
+)
+def test_key_survives_pickle(args: list[Any], kwargs: dict[str, Any]) -> None:
+    """The key is the same before a message is pickled and after it is unpickled."""
+    received_args, received_kwargs = through("pickle", [args, kwargs])
+
+    def run(*a: Any, **k: Any) -> None: ...
+
+    assert key_of(run, *args, **kwargs) == key_of(run, *received_args, **received_kwargs)
+
+
+@given(nested(plain))
+def test_key_is_that_of_its_json_spelling(value: Any) -> None:
+    """Tuples, and dict keys that are numbers, None or booleans, give the key of what plain JSON makes of them."""
+    assert of_value(value) == of_value(json.loads(json.dumps(value)))
+
+
+def json_spelling(value: Any) -> Any:
+    """A value that is equal for two arguments exactly where JSON itself merges them; types are kept apart."""
+    if isinstance(value, Enum):
+        return json_spelling(value.value)
+    if isinstance(value, (list, tuple)):
+        return ("list", tuple(json_spelling(item) for item in value))
+    if isinstance(value, dict):
+        spelled = json.loads(json.dumps({key: str(index) for index, key in enumerate(value)}))
+        values = list(value.values())
+        return ("dict", frozenset((key, json_spelling(values[int(index)])) for key, index in spelled.items()))
+    if isinstance(value, (set, frozenset)):
+        return ("set", frozenset(json_spelling(item) for item in value))
+    if isinstance(value, (Decimal, float)):
+        return (type(value).__name__, str(value))
+    if isinstance(value, (datetime, time)):
+        return (type(value).__name__, value.isoformat())
+    return (type(value).__name__, value)
+
+
+@given(nested(in_pickle, more=True), nested(in_pickle, more=True))
+@example(1, "1")
+@example(None, "None")
+@example(None, "null")
+@example(True, 1)
+@example(False, 0)
+@example(1, 1.0)
+@example(["x:y", "z"], ["x", "y:z"])
+@example(["a", "b"], ["a,b"])
+@example([["a"], "b"], [["a", "b"]])
+@example([], {})
+@example([], None)
+@example("", None)
+@example(b"a", "a")
+@example(b"a", ["bytes", "61"])
+@example(["list", 1], [1])
+@example(UUID(int=1), str(UUID(int=1)))
+@example(Decimal("1"), "1")
+@example(Decimal("1.0"), 1.0)
+@example(Decimal("1.0"), Decimal("1.00"))
+@example(date(2020, 1, 1), "2020-01-01")
+@example(date(2020, 1, 1), datetime(2020, 1, 1))
+@example(datetime(2020, 1, 1), datetime(2020, 1, 1, tzinfo=timezone.utc))
+@example(timedelta(1), timedelta(seconds=1))
+@example({1, 2}, [1, 2])
+@example({"a": 1}, [["a", 1]])
+@example({"a": {"b": 1}}, {"a": "b"})
+@example(0.0, -0.0)
+@example("a\x00", "a")
+def test_keys_meet_just_where_json_merges(one: Any, other: Any) -> None:
+    """Different values never meet beyond what JSON itself merges, and what it merges meets."""
+    assert (json_spelling(one) == json_spelling(other)) == (of_value(one) == of_value(other))
+
+
+@given(st.lists(st.text(max_size=3), max_size=4), st.lists(st.text(max_size=3), max_size=4))
+def test_argument_boundaries_count(one: list[str], other: list[str]) -> None:
+    """Arguments are never joined: other boundaries are other calls."""
+
+    def run(*values: str) -> None: ...
+
+    assert (one == other) == (key_of(run, *one) == key_of(run, *other))
+
+
+def spelled(a: int, b: Any = 2, *, c: Any = None, d: str = "x") -> None: ...
+
+
+@given(st.integers(), st.one_of(st.just(2), st.integers()), st.one_of(st.none(), st.text(max_size=2)), st.randoms())
+def test_spellings_of_a_call_meet(a: int, b: int, c: Any, random: Any) -> None:
+    """Positional, by keyword in any order, defaults written out or left out: the same call has the same key."""
+    named = {"a": a, "b": b, "c": c, "d": "x"}
+    full = key_of(spelled, **named)
+    order = list(named)
+    random.shuffle(order)
+    assert full == key_of(spelled, **{name: named[name] for name in order})
+    assert full == key_of(spelled, a, b, c=c)
+    assert full == key_of(spelled, a, c=c, b=b, d="x")
+    if b == 2:
+        assert full == key_of(spelled, a, c=c)
+    if b == 2 and c is None:
+        assert full == key_of(spelled, a)
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(), max_size=4), st.randoms())
+def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any) -> None:
+    """The order in which a dict or extra keywords were written says nothing."""
+    items = list(values.items())
+    random.shuffle(items)
+
+    def run(**extra: Any) -> None: ...
+
+    assert of_value(values) == of_value(dict(items))
+    assert key_of(run, **values) == key_of(run, **dict(items))
+
+
+def test_extra_positionals_count() -> None:
+    """What goes into ``*args`` and ``**kwargs`` is part of the signature."""
+
+    def run(a: Any, *args: Any, **kwargs: Any) -> None: ...
+
+    calls = [((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((1,), {"x": 2}), ((1, 2), {"x": 2}), ((1, [2, 3]), {})]
+    assert len(calls) == len({key_of(run, *args, **kwargs) for args, kwargs in calls})
+    assert key_of(run, 1) == key_of(run, a=1)
+
+
+def test_default_is_told_from_what_only_looks_like_it() -> None:
+    """A default is left out only where the argument has its type, too: True is not 1, 2.0 is not 2."""
+
+    def run(a: Any = 1, b: Any = None) -> None: ...
+
+    assert 4 == len({key_of(run), key_of(run, True), key_of(run, 1.0), key_of(run, b=False)})
+
+
+def test_added_default_parameter_keeps_keys() -> None:
+    """A new parameter with a default changes no key, so that old and new workers meet during a deployment."""
+
+    def old(a: Any) -> None: ...
+    def new(a: Any, b: Any = "x", *, c: Any = ()) -> None: ...
+
+    assert key_of(old, 1) == key_of(new, 1) == key_of(new, 1, "x", c=[])
+    assert key_of(old, 1) != key_of(new, 1, "y")
+
+
+def test_default_without_stable_form_is_no_obstacle() -> None:
+    """A default that no key could be made of does no harm while it is not passed."""
+
+    def run(a: int, session: Any = Opaque()) -> None: ...  # noqa: B008
+
+    assert key_of(run, 1) == key_of(run, a=1)
+    with pytest.raises(SignatureError, match="session"):
+        key_of(run, 1, Opaque())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((1, 2), [1, 2]),
+        (Point(1, 2), (1, 2)),
+        ({1: "a"}, {"1": "a"}),
+        ({None: 1}, {"null": 1}),
+        ({True: 1}, {"true": 1}),
+        ({1.5: 1}, {"1.5": 1}),
+        ({Level.LOW: 1}, {"1": 1}),
+        ({Mode.FAST: 1}, {"fast": 1}),
+        (Colour.RED, "red"),
+        (Colour.NONE, None),
+        (Colour.DEEP, ["a", 1]),
+        (Level.LOW, 1),
+        (Mode.FAST, "fast"),
+        ({1, 2, 3}, frozenset([3, 2, 1])),
+        ({"b", "a"}, {"a", "b"}),
+        (collections.OrderedDict(b=1, a=2), {"a": 2, "b": 1}),
+        (((), ((1,),)), [[], [[1]]]),
+    ],
+)
+def test_same_by_promise(one: Any, other: Any) -> None:
+    """Tuples are lists, Enums their values, sets have no order, dict keys have their JSON spelling."""
+    assert of_value(one) == of_value(other)
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, 10**300, "\ud800", "\x00", b"", Decimal("NaN"), datetime.max]
+)
+def test_odd_values_have_a_key(value: Any) -> None:
+    """Values at the edge of their type have a key too, the same every time."""
+    assert of_value(value) == of_value(value)
+
+
+def test_str_subclass_counts_as_str() -> None:
+    """A subclass of str, int or float is its plain value, whatever its own ``__str__`` and ``__repr__`` say."""
+
+    class Name(str):
+        def __str__(self) -> str:
+            return "other"
+
+    assert of_value("x") == of_value(Name("x"))
+    assert of_value(Opaque.__doc__) == of_value(Name(Opaque.__doc__))
+
+
+def wrapped(levels: int, kind: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = kind(value)
+    return value
+
+
+@pytest.mark.parametrize("kind", [lambda v: [v], lambda v: (v,), lambda v: {"a": v}], ids=["list", "tuple", "dict"])
+def test_depth(kind: Callable[[Any], Any]) -> None:
+    """Values nested 64 deep are accepted, 65 deep refused."""
+    assert of_value(wrapped(64, kind)) != of_value(wrapped(63, kind))
+    with pytest.raises(SignatureError, match=r"'value'.*64"):
+        of_value(wrapped(65, kind))
+
+
+def test_endless_nesting_is_refused() -> None:
+    """A list that holds itself is refused, not followed for ever."""
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(SignatureError, match="'value'"):
+        of_value(value)
+
+
+SECRET = "hunter2"
+
+
+class Secretive:
+    def __repr__(self) -> str:
+        return SECRET
+
+    __str__ = __repr__
+
+
+class SecretiveKey(Secretive):
+    def __hash__(self) -> int:
+        return 1
+
+
+def generator() -> Any:
+    yield SECRET
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Secretive(), "Secretive"),
+        ([{"a": (Secretive(),)}], "Secretive"),
+        ({SecretiveKey(): 1}, "SecretiveKey"),
+        ({(SECRET,): 1}, "tuple"),
+        ({SECRET.encode(): 1}, "bytes"),
+        (generator(), "generator"),
+        (1j, "complex"),
+        (lambda: SECRET, "function"),
+        (bytearray(SECRET.encode()), "bytearray"),
+        (range(3), "range"),
+        (ValueError(SECRET), "ValueError"),
+        (Secretive, "type"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_refusal_names_parameter_and_type_never_the_value(value: Any, kind: str) -> None:
+    """What has no stable form is refused by parameter name and type; the value, which may be secret, is not shown."""
+
+    def run(harmless: int, account: Any) -> None: ...
+
+    with pytest.raises(SignatureError) as refused:
+        key_of(run, 1, value)
+    assert "'account'" in str(refused.value)
+    assert kind in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+def test_refusal_offers_a_way_out() -> None:
+    """The refusal says how to go on: choose parameters, or make the key."""
+    with pytest.raises(SignatureError, match=r"unique_on.*lock_key"):
+        of_value(Opaque())
+
+
+def test_huge_integer_refusal_names_the_parameter() -> None:
+    """An integer that Python will not write in decimal is refused by name as everything else is."""
+
+    def run(amount: Any) -> None: ...
+
+    with pytest.raises(SignatureError, match="amount"):
+        key_of(run, 10**5000)
+
+
+def test_repr_is_never_used() -> None:
+    """No repr gets into a key: it would hold addresses, and differ in each process."""
+
+    class Loud(str):
+        def __repr__(self) -> str:
+            raise AssertionError("repr was used")
+
+    of_value([Loud("a"), {Loud("k"): 1}])
+
+
+# -- which arguments count ---------------------------------------------------------------------
+
+
+def job(account: Any, kind: str = "full", *rest: Any, note: Any = None, **extra: Any) -> None: ...
+
+
+def test_unique_on_counts_named_parameters_only() -> None:
+    """Only the parameters that unique_on names make the key; others may be anything."""
+    assert key_of(job, 1, unique_on=["account"]) == key_of(job, 1, "x", note=Opaque(), unique_on=["account"])
+    assert key_of(job, 1, unique_on=["account"]) != key_of(job, 2, unique_on=["account"])
+
+
+def test_unique_on_takes_one_name() -> None:
+    """A single name stands for a list of it."""
+    assert key_of(job, 1, "x", unique_on=["account"]) == key_of(job, 1, "y", unique_on="account")
+
+
+def test_unique_on_order_does_not_count() -> None:
+    """Names are a set: their order, and saying one twice, change nothing."""
+    both = key_of(job, 1, "x", unique_on=["account", "kind"])
+    assert both == key_of(job, 1, "x", unique_on=("kind", "account", "kind"))
+
+
+def test_unique_on_nothing_is_the_name_alone() -> None:
+    """With an empty list all calls of the task are the same work."""
+    assert key_of(job, 1, unique_on=[]) == key_of(job, 2, "x", 3, note=4, z=5, unique_on=[])
+
+
+@pytest.mark.parametrize(
+    "unique_on", [["acount"], "acount", ["account", "x"], [1], 5, {"account": 1}, ["self"], [""], ""]
+)
+def test_unique_on_is_checked(unique_on: Any) -> None:
+    """A name that is no parameter, or no name at all, is refused with option and value."""
+    with pytest.raises(ConfigurationError, match="unique_on=") as refused:
+        KeyPlan.of(inspect.signature(job), unique_on)
+    assert repr(unique_on) in str(refused.value)
+
+
+def test_template_makes_the_key() -> None:
+    """A template's fields are parameters; arguments that it does not name do not count, defaults are filled in."""
+    assert key_of(job, 1, lock_key="{account}-{kind}") == key_of(
+        job, 1, "full", note=Opaque(), lock_key="{account}-{kind}"
+    )
+    assert key_of(job, 1, lock_key="{account}") != key_of(job, 2, lock_key="{account}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((1,), ("1",)), ((None,), ("None",)), ((True,), (1,)), (("a-", "b"), ("a", "-b")), (("x-y", "z"), ("x", "y-z"))],
+)
+def test_template_fields_stay_apart(one: Any, other: Any) -> None:
+    """Template fields are brought to the canonical form too: nothing is joined as text."""
+    assert key_of(job, *one, lock_key="{account}-{kind}") != key_of(job, *other, lock_key="{account}-{kind}")
+
+
+def test_template_field_without_stable_form_is_refused() -> None:
+    """A field's value is refused as an argument is, by name and type."""
+    with pytest.raises(SignatureError, match=r"account.*Secretive") as refused:
+        key_of(job, Secretive(), lock_key="{account}")
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{}",
+        "{0}",
+        "{acount}",
+        "{account.id}",
+        "{account[0]}",
+        "{account!r}",
+        "{account:>3}",
+        "{account",
+        "account}",
+        "{account:{kind}}",
+    ],
+)
+def test_template_is_plain(template: str) -> None:
+    """Only plain parameter names may stand in a template: no attributes, indexes, conversions, format specs."""
+    with pytest.raises(ConfigurationError, match="lock_key=") as refused:
+        KeyPlan.of(inspect.signature(job), None, template)
+    assert repr(template) in str(refused.value)
+
+
+def test_template_braces_can_be_written() -> None:
+    """Doubled braces are text."""
+    assert key_of(job, 1, lock_key="{{x}}") == key_of(job, 2, lock_key="{{x}}")
+
+
+def test_callable_gets_the_arguments() -> None:
+    """A callable gets the task's arguments as they were passed, and what it returns is the key."""
+    seen = []
+
+    def lock_key(*args: Any, **kwargs: Any) -> str:
+        seen.append((args, kwargs))
+        return "k"
+
+    assert key_of(job, 1, note=2, lock_key=lock_key) == key_of(job, 3, lock_key=lock_key)
+    assert [((1,), {"note": 2}), ((3,), {})] == seen
+
+
+@pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
+def test_callable_must_return_str(answer: Any) -> None:
+    """What is no str is refused by type."""
+    with pytest.raises(SignatureError, match=type(answer).__name__):
+        key_of(job, 1, lock_key=lambda *args: answer)
+
+
+def test_callable_key_is_bounded() -> None:
+    """1 KiB is accepted, a byte more refused; it is bytes that count."""
+    assert key_of(job, 1, lock_key=lambda *args: "é" * 512)
+    with pytest.raises(SignatureError, match="1024"):
+        key_of(job, 1, lock_key=lambda *args: "é" * 512 + "x")
+
+
+def test_kinds_of_keys_never_meet() -> None:
+    """A template, a callable and plain arguments that say the same are different keys."""
+
+    def run(a: str) -> None: ...
+
+    assert 3 == len({key_of(run, "x"), key_of(run, "x", lock_key="{a}"), key_of(run, "x", lock_key=lambda a: "x")})
+
+
+@pytest.mark.parametrize("lock_key", [1, ["a"], b"{a}"])
+def test_lock_key_is_checked(lock_key: Any) -> None:
+    """A lock_key that is neither template nor callable is refused with its value."""
+    with pytest.raises(ConfigurationError) as refused:
+        KeyPlan.of(inspect.signature(job), None, lock_key)
+    assert f"lock_key={lock_key!r}" in str(refused.value)
+
+
+# -- keys of tasks -----------------------------------------------------------------------------
+
+
+@given(st.text(max_size=20))
+def test_task_name_in_key_is_readable_and_harmless(name: str) -> None:
+    """A task name in a key has no braces (they mark a hash tag), no blanks and no control characters."""
+    shown = escaped(name)
+    assert shown.isprintable() or not shown
+    assert not set(shown) & set("{} \n\t\x00")
+
+
+@given(st.text(max_size=4), st.text(max_size=4))
+@example(" 28", "\u2028")
+@example("%20", " ")
+def test_task_names_never_meet(one: str, other: str) -> None:
+    """Keys are per task: different names are spelled differently."""
+    assume(one != other)
+    assert escaped(one) != escaped(other)
+
+
+def test_key_of_a_task(singleton: Callable[..., Any]) -> None:
+    """A key reads ``singleton:{name}:lock:<digest>``."""
+
+    @singleton(name="app.tasks.sync")
+    def sync(account: int) -> None: ...
+
+    key = sync.lock_key_for(5)
+    assert key.startswith("singleton:{app.tasks.sync}:lock:")
+    assert key == sync.lock_key_for(account=5)
+    assert key != sync.lock_key_for(6)
+
+
+@pytest.mark.parametrize(
+    "name", ["a{b}c", "tab\there", "line\nbreak", "nul\x00", "esc\x1b[31m", "wide\u2028", "sp ace"]
+)
+def test_key_of_an_oddly_named_task(singleton: Callable[..., Any], name: str) -> None:
+    """Braces and control characters of a task name are escaped, so that there is one hash tag and a log line stays one."""
+
+    @singleton(name=name)
+    def odd() -> None: ...
+
+    key = odd.lock_key_for()
+    assert key.isprintable()
+    assert (1, 1) == (key.count("{"), key.count("}"))
+    assert " " not in key
+
+
+def test_tasks_do_not_share_keys(singleton: Callable[..., Any]) -> None:
+    """Two tasks with the same arguments are different work."""
+
+    @singleton(name="one")
+    def one(a: int) -> None: ...
+
+    @singleton(name="two")
+    def two(a: int) -> None: ...
+
+    assert one.lock_key_for(1) != two.lock_key_for(1)
+
+
+def test_bound_task_leaves_self_out(singleton: Callable[..., Any]) -> None:
+    """With bind=True the task itself is no argument: keys are those of the plain function."""
+
+    @singleton(name="x", bind=True)
+    def bound(self: Any, a: int, b: int = 1) -> None: ...
+
+    plan = KeyPlan.of(inspect.signature(lambda a, b=1: None))
+    assert bound.lock_key_for(3, b=1) == f"singleton:{{x}}:lock:{digest(plan.form((3,), {}))}"
+
+
+def test_class_based_task(make_app: MakeApp) -> None:
+    """A class-based task's key is made of ``run``'s arguments without self."""
+    app = make_app()
+
+    class Sync(SingletonTask):
+        name = "cls"
+
+        def run(self, a: int, b: int = 1) -> None: ...
+
+    task = app.register_task(Sync())
+    assert task.lock_key_for(3) == task.lock_key_for(a=3, b=1)
+    assert task.lock_key_for(3) != task.lock_key_for(4)
+
+
+@pytest.mark.parametrize("options", [{}, {"unique_on": ["a"]}, {"lock_key": "{a}"}, {"bind": True}])
+def test_call_that_does_not_fit_raises_as_celery_does(singleton: Callable[..., Any], options: dict[str, Any]) -> None:
+    """A call that does not bind raises the TypeError that Celery raises for it."""
+    if options.get("bind"):
+
+        @singleton(name="x", **options)
+        def task(self: Any, a: int) -> None: ...
+    else:
+
+        @singleton(name="x", **options)
+        def task(a: int) -> None: ...
+
+    with pytest.raises(TypeError) as celerys:
+        task.apply_async((1, 2), {"c": 3})
+    with pytest.raises(TypeError) as ours:
+        task.lock_key_for(1, 2, c=3)
+    assert str(celerys.value) == str(ours.value)
+
+
+def test_prefix_setting(make_app: MakeApp) -> None:
+    """The setting singleton_lock_prefix is the first part of every key."""
+    app = make_app(singleton_lock_prefix="shop")
+
+    @app.task(base=SingletonTask, name="x")
+    def task() -> None: ...
+
+    assert task.lock_key_for().startswith("shop:{x}:lock:")
+
+
+def test_body_that_mutates_its_arguments(app: Celery, singleton: Callable[..., Any]) -> None:
+    """The key is made once, before the body: what the body does to its arguments changes nothing."""
+    keys = []
+
+    @singleton(name="x", bind=True)
+    def task(self: Any, values: list[int]) -> None:
+        keys.append(self.lease.key)
+        values.append(2)
+        keys.append(self.lease.key)
+
+    values = [1]
+    expected = task.lock_key_for([1])
+    assert task.apply((values,)).successful()
+    assert [expected, expected] == keys
+    assert task.lock_holder([1]) is None
+
+
+def test_canonical_is_public_to_no_value() -> None:
+    """A canonical form is made of JSON types alone."""
+    json.dumps(canonical({"a": {1, UUID(int=1)}, "b": (b"x", datetime.min, Decimal(1))}, "p"))

@@ -1,0 +1,623 @@
+"""Renewal, with a clock that stands still until the test moves it, and a store that does as the test says."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockLost, StoreError, StoreUnavailable
+from celery_singleton_lock import lease as lease_module
+from celery_singleton_lock.concurrency import Hub
+from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.renewal import Loop, Renewer
+from celery_singleton_lock.stores import Answer, Claim, Renewed, Verdict
+from celery_singleton_lock.stores.memory import MemoryStore
+from tests.servers import until
+from tests.unit.conftest import Clock
+
+TTL = 12.0
+
+
+class Store(MemoryStore):
+    """A store in memory that notes its calls, takes time, and can be away."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+        self.away: Exception | None = None
+        self.renewals: list[tuple[float, int, float]] = []  # when, how many, allowed time
+        self.acquired: list[str] = []
+        self.takes: Callable[[float], float] = lambda allowed: 0.0
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        assert timeout is not None
+        self.renewals.append((self.clock(), len(claims), timeout))
+        answers = [] if self.away else super().renew(claims, timeout)
+        self.meanwhile()
+        self.clock.advance(self.takes(timeout))
+        if self.away:
+            raise self.away
+        return answers
+
+    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+        self.acquired.append(claim.token)
+        if self.away:
+            raise self.away
+        return super().acquire(claim, timeout)
+
+    def lose(self) -> None:
+        """Forget all, as a store without persistence that was restarted."""
+        self._records.clear()
+
+
+class Listener:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def _tell(self, what: str, lease: Lease) -> None:
+        assert lease.claim is not None
+        self.told.append((what, lease.claim.token))
+
+    def renewed(self, lease: Lease) -> None:
+        self._tell("renewed", lease)
+
+    def lost(self, lease: Lease) -> None:
+        self._tell("lost", lease)
+
+    def retaken(self, lease: Lease) -> None:
+        self._tell("retaken", lease)
+
+    def unreachable(self, lease: Lease, error: StoreError) -> None:
+        self._tell("unreachable", lease)
+
+    def of(self, what: str) -> list[str]:
+        return [token for said, token in self.told if said == what]
+
+
+class Here(Hub):
+    """Tells at once, in the calling thread, so that a test sees what was told."""
+
+    def __init__(self) -> None:
+        self.call = self.call_in_loop = self.tell
+
+    def tell(self, callback: Callable[[], object]) -> None:
+        callback()
+
+
+class Quiet(Loop):
+    """The renewal thread's loop without the thread: tests call `sweep` themselves."""
+
+    def wake(self, at: float) -> None:
+        pass
+
+
+class Fired:
+    """Counts how often a body would have been interrupted."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def fire(self) -> None:
+        self.times += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(lease_module, "now", clock)
+    return clock
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    return Store(clock)
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture
+def renewer(store: Store, listener: Listener, clock: Clock) -> Renewer:
+    made = Renewer(store, store, Here(), listener, clock)
+    made._loop = Quiet(made.sweep, Here(), clock)
+    return made
+
+
+@pytest.fixture
+def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
+    """Makes leases that are held and renewed."""
+
+    def make(token: str = "t", ttl: float = TTL) -> Lease:
+        claim = Claim("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid())
+        assert store.acquire(claim).answer is Answer.GRANTED
+        lease = Lease(claim.lock, claim)
+        lease.granted(clock(), renewer.confirm)
+        lease.interrupt = Fired()
+        renewer.add(lease)
+        return lease
+
+    return make
+
+
+def go_on(renewer: Renewer, clock: Clock, until: float) -> None:
+    """Let the thread's work be done, whenever it is due, up to that time."""
+    while True:
+        at = max(renewer.sweep(), clock())
+        if at > until:
+            clock.time = until
+            return
+        clock.time = at if at > clock.time else clock.time + 0.001
+
+
+def test_renewed_each_third_of_the_ttl(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """A lease is renewed each third of its TTL, and so lives as long as its work."""
+    lease = held()
+    go_on(renewer, clock, clock() + 100 * TTL)
+    times = [when for when, _, _ in store.renewals]
+    assert {round(TTL / 3, 2)} == {round(later - earlier, 2) for earlier, later in pairwise(times)}
+    assert lease.held
+    assert {"renewed"} == {what for what, _ in listener.told}
+
+
+def test_nothing_is_asked_before_it_is_due(renewer: Renewer, store: Store, held: Any, clock: Clock) -> None:
+    """A sweep that finds nothing due calls nobody, and says when to come back."""
+    lease = held()
+    assert lease.due == renewer.sweep()
+    assert [] == store.renewals
+
+
+def test_idle_without_leases(renewer: Renewer, clock: Clock, held: Any) -> None:
+    """Without leases, or once the last plan has passed, the thread sleeps until it is woken."""
+    assert math.inf == renewer.sweep()
+    lease = held()
+    renewer.remove(lease)
+    clock.advance(TTL)
+    assert math.inf == renewer.sweep()
+
+
+def test_due_together_one_call_per_hundred(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """Leases due together, or nearly so, are renewed by one call for up to 100 of them."""
+    for number in range(230):
+        held(str(number))
+        clock.advance(0.001)
+    clock.advance(TTL / 3 - 0.2)
+    renewer.sweep()
+    assert [100, 100, 30] == [count for _, count, _ in store.renewals]
+
+
+def test_call_may_take_a_sixth_of_the_ttl(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """A renewal is given a sixth of the shortest TTL, and never more than is left."""
+    held("a", ttl=60.0)
+    held("b", ttl=TTL)
+    clock.advance(TTL)
+    renewer.sweep()
+    assert store.renewals
+    assert all(allowed <= TTL / 6 for _, _, allowed in store.renewals)
+
+
+def test_two_more_tries_fit(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A renewal that fails, each time after all the time it may take, is tried at least twice more before the deadline."""
+    lease = held()
+    granted = clock()
+    store.away = StoreUnavailable("away")
+    store.takes = lambda allowed: allowed
+    go_on(renewer, clock, granted + 2 * TTL)
+    before_deadline = [when for when, _, _ in store.renewals if when < granted + TTL]
+    assert len(before_deadline) >= 3
+    assert ["t"] == listener.of("lost")
+    assert not lease.held
+
+
+def test_third_try_saves_the_lease(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """Where the third try succeeds nothing was lost, and the outage is told once."""
+    lease = held()
+    granted = clock()
+    store.away = StoreUnavailable("away")
+    store.takes = lambda allowed: allowed
+    go_on(renewer, clock, granted + TTL * 0.75 - 0.01)
+    assert len(store.renewals) == 2
+    store.away, store.takes = None, lambda allowed: 0.0
+    go_on(renewer, clock, granted + 3 * TTL)
+    assert lease.held
+    assert [] == listener.of("lost")
+    assert ["t"] == listener.of("unreachable")
+
+
+def test_each_outage_is_told_once(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """Two outages are told as two, however many tries and leases each had."""
+    for token in "abc":
+        held(token)
+    for _ in range(2):
+        clock.advance(TTL / 3)
+        store.away = StoreUnavailable("away")
+        go_on(renewer, clock, clock() + TTL / 3)
+        store.away = None
+        go_on(renewer, clock, clock() + TTL / 3)
+    assert 2 == len(listener.of("unreachable"))
+    assert [] == listener.of("lost")
+
+
+def test_deadline_counts_from_before_sending(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """The deadline is the time before the last successful call was sent, plus TTL: a slow reply does not move it."""
+    lease = held()
+    clock.advance(TTL / 3)
+    sent = clock()
+    store.takes = lambda allowed: 1.5
+    renewer.sweep()
+    assert sent + TTL == lease.deadline
+    assert sent + TTL / 3 == lease.due
+
+
+def test_failed_call_moves_no_deadline(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """A deadline moves only after a call that succeeded."""
+    lease = held()
+    deadline = lease.deadline
+    clock.advance(TTL / 3)
+    store.away = StoreUnavailable("away")
+    renewer.sweep()
+    assert deadline == lease.deadline
+
+
+def test_lost_once(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A lease whose deadline passed is lost once: told once, interrupted once, and not held for good."""
+    lease = held()
+    store.away = StoreUnavailable("away")
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert not lease.held
+    store.away = None
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert ["t"] == listener.of("lost")
+    assert 1 == lease.interrupt.times
+    assert (False, 0.0) == (lease.held, lease.remaining)
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_refusal_is_as_an_outage(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A store that refuses renewals costs the lease after its deadline, not before."""
+    lease = held()
+    granted = clock()
+    store.away = StoreError("no permission")
+    go_on(renewer, clock, granted + TTL * 0.99)
+    assert lease.held
+    go_on(renewer, clock, granted + TTL * 1.1)
+    assert ["t"] == listener.of("lost")
+
+
+def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """Another holder's token is there: lost at once, and neither renewed nor taken again."""
+    lease = held()
+    store.lose()
+    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+    store.acquire(other)
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert ["t"] == listener.of("lost")
+    assert not lease.held
+    store.renewals.clear()
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert [] == store.renewals
+    holder = store.holder(other.lock)
+    assert holder is not None
+    assert "other" == holder.task_id
+
+
+def test_gone_is_taken_again(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """The store lost the lease, nobody else has it, the deadline lies ahead: it is taken again and was never lost."""
+    lease = held()
+    store.lose()
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert lease.held
+    assert [("retaken", "t")] == listener.told
+    assert store.holder(lease.key) is not None
+    assert clock() + TTL == lease.deadline
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert lease.held
+
+
+def test_gone_and_taken_by_another_in_between(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """Gone at renewal, but another's when it is to be taken again: lost, and the other keeps it."""
+    lease = held()
+    store.lose()
+    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+    store.meanwhile = lambda: MemoryStore.acquire(store, other)
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert [("lost", "t")] == listener.told
+    assert not lease.held
+    holder = store.holder(lease.key)
+    assert holder is not None
+    assert "other" == holder.task_id
+
+
+def test_gone_after_the_deadline(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """Gone, and the deadline had passed: lost first, then taken again to keep others out; it stays lost."""
+    lease = held()
+    store.lose()
+    clock.advance(TTL + 1)
+    renewer.sweep()
+    assert [("lost", "t"), ("retaken", "t")] == listener.told
+    assert not lease.held
+    assert 1 == lease.interrupt.times
+    assert store.holder(lease.key) is not None
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert store.holder(lease.key) is not None
+    assert ["t"] == listener.of("lost")
+
+
+def test_woken_late_but_still_the_owner(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """A process that was stopped past its deadline, but whose lease the store still has, has not lost it."""
+    lease = held()
+    store._records[lease.key].expires += 10 * TTL  # another process renewed it meanwhile
+    clock.advance(3 * TTL)
+    assert not lease.held
+    renewer.sweep()
+    assert lease.held
+    assert [] == listener.of("lost")
+
+
+def test_freed_by_an_operator(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A lock that an operator took is lost at the next renewal, and not taken again."""
+    lease = held()
+    assert lease.claim is not None
+    store.free(lease.claim.base, lease.key)
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert [("lost", "t")] == listener.told
+    assert store.holder(lease.key) is None
+
+
+def test_released_is_not_renewed(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A lease whose body is over is renewed no more."""
+    lease = held()
+    renewer.remove(lease)
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert [] == store.renewals
+    assert not lease.held
+
+
+@pytest.mark.parametrize("answer", [Renewed.DONE, Renewed.GONE, Renewed.TAKEN])
+def test_released_while_a_renewal_is_in_flight(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, answer: Renewed
+) -> None:
+    """A lease that is released while its renewal is on the way is neither taken again nor reported, whatever the answer."""
+    lease = held()
+    store.acquired.clear()
+    renew = store.renew
+
+    def answered(claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        renew(claims, timeout)
+        return [answer]
+
+    store.renew = answered  # type: ignore[method-assign]
+
+    def release() -> None:
+        renewer.remove(lease)
+        store.release(lease.claim, success=True)  # type: ignore[arg-type]
+
+    store.meanwhile = release
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert [] == listener.told
+    assert [] == store.acquired
+    assert store.holder(lease.key) is None
+    assert 0 == lease.interrupt.times
+
+
+def test_released_while_an_outage_is_found(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """A lease that is released while its renewal fails past the deadline was not lost."""
+    lease = held()
+    clock.advance(TTL + 1)
+    store.away = StoreUnavailable("away")
+    store.meanwhile = lambda: renewer.remove(lease)
+    renewer.sweep()
+    assert [] == listener.of("lost")
+    assert 0 == lease.interrupt.times
+
+
+def test_release_waits_for_a_call_that_takes_it_again(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """A release during such a call waits for its end and so frees what it took: nothing is left behind."""
+    lease = held()
+    store.lose()
+    clock.advance(TTL / 3)
+    inside, go, removed = threading.Event(), threading.Event(), threading.Event()
+    acquire = store.acquire
+
+    def slow(claim: Claim, timeout: float | None = None) -> Verdict:
+        inside.set()
+        assert go.wait(10)
+        return acquire(claim, timeout)
+
+    store.acquire = slow  # type: ignore[method-assign]
+    sweeping = threading.Thread(target=renewer.sweep)
+    sweeping.start()
+    assert inside.wait(10)
+
+    def release() -> None:
+        renewer.remove(lease)
+        store.release(lease.claim, success=True)  # type: ignore[arg-type]
+        removed.set()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    until(lambda: lease.closed)
+    assert not removed.is_set()
+    go.set()
+    sweeping.join()
+    releasing.join()
+    assert store.holder(lease.key) is None
+
+
+def test_many_leases_in_an_outage(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """Several batches, and a store that lets each call wait to its end until three quarters of the TTL: nothing is lost."""
+    leases = [held(str(number)) for number in range(250)]
+    granted = clock()
+    store.away = StoreUnavailable("away")
+    store.takes = lambda allowed: allowed
+    go_on(renewer, clock, granted + TTL * 0.75)
+    store.away, store.takes = None, lambda allowed: 0.0
+    go_on(renewer, clock, granted + 2 * TTL)
+    assert [] == listener.of("lost")
+    assert all(lease.held for lease in leases)
+
+
+# -- ensure ------------------------------------------------------------------------------------
+
+
+def test_ensure_before_the_deadline_asks_nobody(renewer: Renewer, store: Store, held: Any) -> None:
+    """While the lease is held `ensure` needs no store."""
+    held().ensure()
+    assert [] == store.renewals
+
+
+def test_ensure_past_the_deadline_asks_once(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """Past the deadline it asks once: still owned is renewed and goes on."""
+    lease = held()
+    store._records[lease.key].expires += 10 * TTL
+    clock.advance(TTL + 1)
+    lease.ensure()
+    assert lease.held
+    lease.ensure()
+    assert 1 == len(store.renewals)
+
+
+@pytest.mark.parametrize("trouble", ["away", "gone", "taken"])
+def test_ensure_past_the_deadline_and_not_owned(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, trouble: str
+) -> None:
+    """Past the deadline, and the store says no or nothing: LockLost, told once, and again at each `ensure`."""
+    lease = held()
+    clock.advance(TTL + 1)
+    if trouble == "away":
+        store.away = StoreUnavailable("away")
+    if trouble == "taken":
+        store.acquire(Claim("b:{x}", "digest-t", "other", 600.0, "other"))
+    for _ in range(2):
+        with pytest.raises(LockLost, match=lease.key):
+            lease.ensure()
+    assert ["t"] == listener.of("lost")
+    assert 1 == len(store.renewals)
+
+
+# -- the thread --------------------------------------------------------------------------------
+
+
+def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, listener: Listener) -> None:
+    """No lease, no thread; with the first it starts, with further ones it is the same."""
+    started = []
+    renewer = Renewer(store, store, Here(), listener, clock)
+    assert not renewer._loop._started
+
+    class Counted(Quiet):
+        def wake(self, at: float) -> None:
+            started.append(at)
+
+    renewer._loop = Counted(renewer.sweep, Here(), clock)
+    for token in "ab":
+        claim = Claim("b:{x}", token, token, TTL)
+        lease = Lease(claim.lock, claim)
+        lease.granted(clock(), renewer.confirm)
+        renewer.add(lease)
+    assert 1 == len(started), "the second lease is due no earlier: nobody need be woken"
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("unforeseen"), SystemExit(), KeyboardInterrupt(), MemoryError(), StoreError("x")]
+)
+def test_errors_do_not_end_the_thread(error: BaseException) -> None:
+    """Whatever goes wrong in a step, the next one is done."""
+    steps: list[int] = []
+
+    def step() -> float:
+        steps.append(1)
+        if len(steps) == 1:
+            raise error
+        return math.inf
+
+    loop = Loop(step, Hub())
+    loop.wake(0.0)
+    until(lambda: len(steps) >= 2, timeout=3)
+
+
+def test_failing_log_does_not_end_the_thread() -> None:
+    """A user's logging filter that fails while an error is logged does not end the thread either."""
+    steps: list[int] = []
+
+    def step() -> float:
+        steps.append(1)
+        if len(steps) == 1:
+            raise RuntimeError("unforeseen")
+        return math.inf
+
+    with broken_log():
+        loop = Loop(step, Hub())
+        loop.wake(0.0)
+        until(lambda: len(steps) >= 2, timeout=3)
+
+
+class broken_log:  # noqa: N801
+    """Logging that fails, as a user's filter may."""
+
+    def __enter__(self) -> None:
+        logging.getLogger("celery_singleton_lock").addFilter(self._fail)
+
+    def __exit__(self, *exc_info: object) -> None:
+        logging.getLogger("celery_singleton_lock").removeFilter(self._fail)
+
+    @staticmethod
+    def _fail(record: logging.LogRecord) -> bool:
+        raise RuntimeError("a filter of the user's")
+
+
+def test_failing_log_does_not_cost_other_leases(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """An error while one lease's fate is told keeps no other lease from being renewed."""
+    told, other = held("a"), held("b")
+    del store._records[told.key]
+
+    def fail(lease: Lease) -> None:
+        raise RuntimeError("log")
+
+    renewer._listener.retaken = fail  # type: ignore[method-assign]
+    clock.advance(TTL / 3)
+    try:
+        renewer.sweep()
+    except RuntimeError:
+        renewer.sweep()
+    assert clock() + TTL == other.deadline
+
+
+def test_thread_sleeps_until_it_is_woken() -> None:
+    """While nothing is due no steps are taken over and over; woken for an earlier time, the thread takes one."""
+    now = [0.0]
+    steps: list[float] = []
+
+    def step() -> float:
+        steps.append(now[0])
+        return math.inf
+
+    loop = Loop(step, Hub(), clock=lambda: now[0])
+    loop.wake(50.0)
+    loop.wake(0.0)
+    until(lambda: steps)
+    assert len(steps) <= 2

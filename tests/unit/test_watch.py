@@ -1,0 +1,302 @@
+"""The main process's watch over its children, with real child processes and a store in memory."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.stores import Answer, Claim, Renewed
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.watch import Child, Watcher
+from tests.servers import until
+
+
+class Store(MemoryStore):
+    """A store that remembers its calls, and can be away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.renewals: list[list[str]] = []
+        self.releases: list[str] = []
+
+    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+        self.renewals.append([claim.token for claim in claims])
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().renew(claims, timeout)
+
+    def release(self, claim: Claim, success: bool) -> bool:
+        self.releases.append(claim.token)
+        if self.away:
+            raise StoreUnavailable("away")
+        return super().release(claim, success)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def watcher(store: Store) -> Watcher:
+    return Watcher(store)
+
+
+@pytest.fixture
+def fork() -> Iterator[Callable[[], int]]:
+    """Starts child processes that do nothing, and ends them at last."""
+    pids = []
+
+    def start() -> int:
+        pid = os.fork()
+        if not pid:
+            try:
+                signal.pause()
+            finally:
+                os._exit(0)
+        pids.append(pid)
+        return pid
+
+    yield start
+    for pid in pids:
+        bury(pid)
+
+
+def bury(pid: int) -> None:
+    """Kill a child and reap it, where that has not been done yet."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def claim(token: str, ttl: float = 30.0) -> Claim:
+    """What a child takes; the watcher is told of it without digest."""
+    return Claim("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, watched=True)
+
+
+def known(whole: Claim) -> Claim:
+    """The claim as the main process knows it: the attempt alone."""
+    return Claim(whole.base, "", whole.token, whole.ttl, whole.task_id)
+
+
+def asleep(watcher: Watcher) -> bool:
+    """Whether the watcher has worked out when it wakes next, and waits for that."""
+    return watcher._thread is not None and watcher._next != 0.0
+
+
+def held(store: Store, whole: Claim) -> bool:
+    return store.holder(whole.lock) is not None
+
+
+def test_lease_of_a_killed_child_is_freed(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """A child that is killed loses its lease at once, long before its TTL."""
+    pid, one = fork(), claim("one")
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    until(lambda: asleep(watcher))
+    assert held(store, one)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not held(store, one), timeout=2)
+
+
+def test_lease_of_each_killed_child_is_freed(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """Of several children, each that is killed loses its lease within 6 s, however long the TTLs are."""
+    whole = [claim(str(number), ttl=300.0) for number in range(3)]
+    pids = []
+    for one in whole:
+        pids.append(fork())
+        store.acquire(one)
+        watcher.accepted(pids[-1], known(one), lambda: True)
+        until(lambda: asleep(watcher))
+        time.sleep(0.05)  # the thread is now in its system call, as it is between two tasks of a worker
+    for pid, one in reversed(list(zip(pids, whole, strict=True))):
+        os.kill(pid, signal.SIGKILL)
+        until(lambda one=one: not held(store, one), f"lease {one.token} of a killed child is freed", timeout=6)
+
+
+def test_child_that_was_dead_before_it_was_known(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """A child that died before the main process heard of its task is found dead within 6 s, though others have time."""
+    first, second = claim("first", ttl=300.0), claim("second", ttl=300.0)
+    for one in (first, second):
+        store.acquire(one)
+    watcher.accepted(fork(), known(first), lambda: True)
+    until(lambda: asleep(watcher))
+    dead = fork()
+    bury(dead)
+    watcher.accepted(dead, known(second), lambda: True)
+    until(lambda: not held(store, second), timeout=6)
+    assert held(store, first)
+
+
+def test_child_without_pidfd(
+    watcher: Watcher, store: Store, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has no pidfd, a death is seen by polling."""
+    monkeypatch.delattr(os, "pidfd_open")
+    pid, one = fork(), claim("one")
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    bury(pid)
+    until(lambda: not held(store, one), timeout=3)
+
+
+def test_what_a_living_child_holds_is_not_released(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """Nothing is released for a child that lives, a stopped one included; it is renewed."""
+    pid, one = fork(), claim("one", ttl=1.0)
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    until(lambda: len(store.renewals) >= 4, timeout=5)
+    assert time.monotonic() - began > 1.0, "four renewals take longer than the TTL"
+    assert held(store, one)
+    assert [] == store.releases
+
+
+def test_child_that_was_given_another_attempt(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """A child's new attempt replaces its earlier one: only the new one is freed when it dies."""
+    pid, old, new = fork(), claim("old"), claim("new")
+    watcher.accepted(pid, known(old), lambda: True)
+    store.acquire(new)
+    watcher.accepted(pid, known(new), lambda: True)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not held(store, new), timeout=2)
+    assert ["new"] == store.releases
+
+
+def test_store_away_at_a_death(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """A dead child's lease is freed as soon as the store is back."""
+    pid, one = fork(), claim("one")
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    store.away = True
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: store.releases, timeout=2)
+    assert held(store, one)
+    store.away = False
+    until(lambda: not held(store, one), timeout=2)
+
+
+def test_store_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """A renewal that fails is tried again soon enough for the lease to survive."""
+    pid, one = fork(), claim("one", ttl=1.2)
+    store.acquire(one)
+    store.away = True
+    watcher.accepted(pid, known(one), lambda: True)
+    until(lambda: len(store.renewals) >= 2, timeout=2)
+    store.away = False
+    until(lambda: len(store.renewals) >= 6, timeout=3)
+    assert held(store, one)
+
+
+def test_any_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """An error that nobody foresaw does not end the thread: the next death is seen."""
+    failing = iter([RuntimeError("unforeseen")])
+    release = store.release
+
+    def broken(one: Claim, success: bool) -> bool:
+        for error in failing:
+            raise error
+        return release(one, success)
+
+    store.release = broken  # type: ignore[method-assign]
+    first, second, other = fork(), fork(), claim("other")
+    watcher.accepted(first, known(claim("one")), lambda: True)
+    os.kill(first, signal.SIGKILL)
+    store.acquire(other)
+    watcher.accepted(second, known(other), lambda: True)
+    os.kill(second, signal.SIGKILL)
+    until(lambda: not held(store, other), timeout=4)
+
+
+def test_attempt_that_is_over_is_let_go(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """Once the pool is done with an attempt, it is not renewed any more, and the watch sleeps."""
+    watcher.accepted(fork(), known(claim("one", ttl=1.0)), lambda: False)
+    until(lambda: watcher._next == math.inf, timeout=2)
+    assert [] == store.renewals
+
+
+def test_attempt_without_a_lease_yet(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """An attempt that has no lease yet is kept in view while the pool waits for its end."""
+    one = claim("one", ttl=1.0)
+    watcher.accepted(fork(), known(one), lambda: True)
+    until(lambda: store.renewals, timeout=2)
+    assert Answer.GRANTED is store.acquire(one).answer
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.5, timeout=3)
+    assert held(store, one)
+
+
+def test_renewals_are_batched(store: Store) -> None:
+    """Children due together are renewed by one call for up to 100 of them."""
+    now = [0.0]
+    watcher = Watcher(store, clock=lambda: now[0])
+    for number in range(150):
+        one = claim(str(number))
+        store.acquire(one)
+        watcher._children[number] = Child(number, 10_000 + number, known(one), lambda: True, 10.0)
+    now[0] = 10.0
+    watcher._turn()
+    assert [100, 50] == [len(tokens) for tokens in store.renewals]
+    watcher.close = lambda: None  # type: ignore[method-assign]
+
+
+def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Callable[[], int]) -> None:
+    """A child that gets work in the very moment in which the thread works out how long to sleep is renewed in time, too."""
+    watcher = Watcher(store)
+    pid, one = fork(), claim("one", ttl=3.0)
+    store.acquire(one)
+    watcher._thread = type("Alive", (), {"is_alive": lambda self: True})()  # type: ignore[assignment]
+
+    class Idle(float):
+        """The due time of a child without work, which gets some just after the thread has looked at it."""
+
+        def __lt__(self, other: float) -> bool:
+            if watcher._children[pid].due is self:
+                watcher.accepted(pid, known(one), lambda: True)
+            return float(self) < other
+
+    watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"))
+    timeout = watcher._timeout()
+    rung = bool(watcher._poll.poll(0))
+    assert rung or (timeout is not None and timeout <= 1001), f"sleeps {timeout} ms and nobody rings"
+
+
+def test_fork_closes_what_it_inherited(watcher: Watcher, fork: Callable[[], int]) -> None:
+    """A forked process gives up the watch's file descriptors, and the watch of its parent goes on."""
+    watcher.accepted(fork(), known(claim("one")), lambda: True)
+    before = set(os.listdir("/proc/self/fd"))
+    child = os.fork()
+    if not child:
+        watcher.close()
+        os._exit(0 if len(os.listdir("/proc/self/fd")) == len(before) - 3 else 1)
+    assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert watcher._thread is not None
+    assert watcher._thread.is_alive()
+
+
+def test_watch_is_a_daemon(watcher: Watcher, fork: Callable[[], int]) -> None:
+    """The thread never keeps a worker from ending."""
+    watcher.accepted(fork(), known(claim("one")), lambda: True)
+    assert watcher._thread is not None
+    assert watcher._thread.daemon
+
+
+def test_nothing_starts_before_the_first_child(watcher: Watcher) -> None:
+    """Without children there is no thread."""
+    assert watcher._thread is None
+
+
+@pytest.fixture(autouse=True)
+def _quiet(watcher: Watcher) -> Iterator[None]:
+    yield
+    watcher._children.clear()
