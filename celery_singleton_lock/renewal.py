@@ -207,10 +207,14 @@ class Renewer:
             self._lose(lease)
 
     def _failed(self, leases: Sequence[Lease], error: StoreError, sent_at: float) -> None:
-        """Try again soon. The last try is sent past the deadline: a body that keeps the GIL may have eaten the time before."""
+        """Try again soon. The last try is sent past the deadline: a body that keeps the GIL may have eaten the time before.
+
+        For the same reason a try proves nothing that took twice as long as it may, unless that has gone on for a TTL.
+        """
         time = self._clock()
         for lease in leases:
-            if sent_at >= lease.deadline:
+            kept_from_running = time - sent_at > lease.ttl / 3
+            if sent_at >= lease.deadline + (lease.ttl if kept_from_running else 0.0):
                 self._lose(lease)
             soon = time + lease.ttl / 12  # two more tries of ttl / 6 fit between a failure half way and the deadline
             lease.due = soon if lease.lost else min(soon, max(time, lease.deadline))

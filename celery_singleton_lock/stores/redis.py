@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ssl
 import time
+from _thread import allocate_lock
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -37,6 +38,7 @@ _OUTAGES = tuple(
     if hasattr(exceptions, name)
 )
 _PASSING = ("READONLY", "OOM ", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS", "MISCONF")
+GRACE = 0.05  # seconds for sending, and again for the reply, of a call whose thread was kept from running
 _VERIFY = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
 
 
@@ -68,17 +70,15 @@ class _Socket:
         return getattr(self._sock, name)
 
     def recv(self, *args: Any) -> Any:
-        return self._patient().recv(*args)
+        return self._bounded().recv(*args)
 
     def recv_into(self, *args: Any) -> Any:
-        return self._patient().recv_into(*args)
+        return self._bounded().recv_into(*args)
 
     def sendall(self, *args: Any) -> Any:
-        self._sock.settimeout(_left(self._connection.deadline))
-        return self._sock.sendall(*args)
+        return self._bounded().sendall(*args)
 
-    def _patient(self) -> Any:
-        """Past the deadline, what has arrived is still read: a body that keeps the GIL may have eaten the time."""
+    def _bounded(self) -> Any:
         self._sock.settimeout(self._connection.socket_timeout)
         return self._sock
 
@@ -91,7 +91,7 @@ class _Deadline:
     @property
     def socket_timeout(self) -> float:
         """Seconds left. redis-py asks for each address of a host, and once more before the handshake."""
-        return max(0.001, self.deadline - time.monotonic())
+        return _left(self.deadline)
 
     @socket_timeout.setter
     def socket_timeout(self, value: object) -> None:
@@ -102,12 +102,9 @@ class _Deadline:
     def _connect(self) -> Any:
         return _Socket(super()._connect(), self)  # type: ignore[misc]
 
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("the store did not answer in time")
-    return left
+    def be_patient(self) -> None:
+        """Leave time for the next step: a body that keeps the GIL may have eaten all there was."""
+        self.deadline = max(self.deadline, time.monotonic() + GRACE)
 
 
 class RedisStore:
@@ -122,6 +119,7 @@ class RedisStore:
     def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int = 1) -> None:
         self._connect = connect
         self._timeout = timeout
+        self._gate = allocate_lock()
         self._free: SimpleQueue[_Slot] = SimpleQueue()
         for _ in range(limit):
             self._free.put(_Slot())
@@ -207,14 +205,30 @@ class RedisStore:
     def _exchange(self, command: Sequence[Any], deadline: float) -> Any:
         held: list[_Slot] = []
         try:
-            # From the queue into the list in C: an exception of a signal handler cannot come between and lose the slot.
-            held.extend(islice(iter(partial(self._free.get, True, _left(deadline)), None), 1))
+            self._check_out(held, deadline)
             return self._talk(held[0], command, deadline)
-        except Empty:
-            raise TimeoutError("no connection to the store was free in time") from None
         finally:
             if held:
                 self._free.put(held[0])
+
+    def _check_out(self, held: list[_Slot], deadline: float) -> None:
+        """Move a free slot into this list.
+
+        One thread at a time waits for it: where an item that several wait for goes to another just as the time is up,
+        `SimpleQueue.get` of Python 3.12 and before waits for ever.
+        """
+        at_gate: list[bool] = []
+        try:
+            _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
+            if at_gate:
+                _move(partial(self._free.get, True, _left(deadline)), held)
+        except Empty:
+            pass
+        finally:
+            if at_gate:
+                self._gate.release()
+        if not held:
+            raise TimeoutError("no connection to the store was free in time")
 
     def _talk(self, slot: _Slot, command: Sequence[Any], deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
@@ -246,6 +260,15 @@ class _Slot:
             self.connection.disconnect()
 
 
+def _move(source: Callable[[], Any], target: list[Any]) -> None:
+    """Put into a list what a call answers, unless that is False. All in C: no exception of a signal handler comes between."""
+    target.extend(islice(iter(source, False), 1))
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
 def _sent(connection: Any, command: Sequence[Any]) -> Any:
     if connection._sock is not None:
         try:
@@ -259,7 +282,9 @@ def _sent(connection: Any, command: Sequence[Any]) -> Any:
 
 
 def _asked(connection: Any, command: Sequence[Any]) -> Any:
+    connection.be_patient()
     connection.send_packed_command([_packed(command)])
+    connection.be_patient()
     return connection.read_response()
 
 

@@ -359,6 +359,50 @@ def test_all_connections_busy(impostor: Callable[..., Impostor], redis_store: Ma
     busy.join()
 
 
+@pytest.mark.parametrize(("threads", "limit", "timeout"), [(4, 1, 0.001), (8, 1, 0.2), (32, 10, 0.2)])
+def test_fight_for_connections(
+    redis_store: MakeStore, claim: MakeClaim, threads: int, limit: int, timeout: float
+) -> None:
+    """However many threads fight for a connection, no call takes longer than its timeout, and each thread is served."""
+    store = redis_store(timeout=10.0, limit=limit)
+    longest, served = [0.0] * threads, [0] * threads
+    end = time.monotonic() + 2.0
+
+    def fight(number: int) -> None:
+        one = claim(str(number))
+        while (began := time.monotonic()) < end:
+            with suppress(StoreUnavailable):
+                store.renew([one], timeout)
+                served[number] += 1
+            longest[number] = max(longest[number], time.monotonic() - began)
+
+    running = [threading.Thread(target=fight, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    assert max(longest) < timeout + SLACK
+    assert min(served) > 0
+
+
+@pytest.mark.parametrize("at", ["send_packed_command", "read_response"])
+def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str) -> None:
+    """A call whose thread is kept from running past the deadline still asks the store, and believes its answer."""
+    connection = connector(redis_server.url(), {})()
+    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store.acquire(one)
+    act = getattr(connection, at)
+
+    def late(*args: Any, **named: Any) -> Any:
+        time.sleep(0.2)  # for what a body that keeps the GIL does to this thread
+        return act(*args, **named)
+
+    setattr(connection, at, late)
+    assert [Renewed.DONE] == store.renew([one], 0.1)
+    store.release(one, success=True)
+    store.close()
+
+
 def test_no_connection_before_the_first_call(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
     """Making a store connects to nothing."""
     server = own_server()

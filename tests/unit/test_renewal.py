@@ -237,6 +237,35 @@ def test_third_try_saves_the_lease(renewer: Renewer, store: Store, clock: Clock,
     assert ["t"] == listener.of("unreachable")
 
 
+def test_try_that_was_kept_from_running(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """A last try that failed because its thread could not run is repeated; the next proper failure is a loss."""
+    lease = held()
+    clock.advance(TTL)
+    store.away, store.takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
+    renewer.sweep()
+    assert [] == listener.of("lost")
+    assert lease.due <= clock() + TTL / 12
+    clock.advance(TTL / 12)
+    store.takes = lambda allowed: allowed
+    renewer.sweep()
+    assert ["t"] == listener.of("lost")
+
+
+def test_tries_that_are_always_late(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """Tries that are late for whatever reason put off the news of a loss by no more than a TTL and the last of them."""
+    lease = held()
+    store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
+    while not lease.lost:
+        clock.advance(max(0.0, lease.due - clock()))
+        renewer.sweep()
+    assert clock() <= lease.deadline + TTL + TTL / 2 + TTL / 2 + TTL / 12
+    assert ["t"] == listener.of("lost")
+
+
 def test_each_outage_is_told_once(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
     """Two outages are told as two, however many tries and leases each had."""
     for token in "abc":
