@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -232,6 +233,17 @@ class Bench:
         seen = [e["what"] for e in self.ledger.events(run=body["run"]) if e["what"] in ("key", "gone")]
         return seen[-1:] == ["key"]
 
+    def stay_held(self, seconds: float, *bodies: Event) -> None:
+        """See to it that for so many seconds these bodies keep their leases and nobody else starts."""
+        for body in bodies:
+            until(lambda body=body: self.held(body), "its lease is seen", 2)  # type: ignore[misc]
+        end, begun = now() + seconds, len(self.ledger.events("start"))
+        while now() < end:
+            for body in bodies:
+                assert self.held(body), f"{body['run']} has no lease"
+            assert begun == len(self.ledger.events("start")), "another body has started"
+            time.sleep(0.1)
+
     def client(self) -> redis.Redis:
         """Return a client of the store, not by way of the proxy."""
         return redis.Redis.from_url(self.store.url(), decode_responses=True, socket_timeout=2)
@@ -257,6 +269,15 @@ class Bench:
             worker.process.signal_all(signal.SIGSTOP)
             yield fault
             worker.process.signal_all(signal.SIGCONT)
+
+    def last(self, seconds: float, since: float | None = None) -> None:
+        """Let a fault last for so long: its length is part of the case, it is not a wait for something.
+
+        Args:
+            seconds: how long in all.
+            since: when it began; now unless given.
+        """
+        time.sleep(max(0.0, seconds if since is None else since + seconds - now()))
 
     # -- the verdict -------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from tests.faults.harness import CHILD_BOUND, Bench, kind_of, since
 from tests.servers import RabbitMQServer, until
 
@@ -58,7 +56,7 @@ def test_killed_while_the_store_is_away() -> None:
         with bench.schedule.during("outage") as fault:
             bench.store.pause()
             bench.kill_child(body["pid"])
-            time.sleep(4)
+            bench.last(4)
             bench.store.resume()
         bench.measured("1 child killed in an outage: freed after it", CHILD_BOUND, bench.gone(body) - fault.until)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)

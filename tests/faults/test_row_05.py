@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.faults.harness import Bench, since
@@ -23,7 +21,7 @@ def test_before_start() -> None:
         other = bench.send("skip", "b", expect="none", countdown=2)
         for result in (revoked, other):
             bench.app.control.revoke(result.id)
-        time.sleep(1.5)
+        bench.last(1.5)  # one expires
         bench.go("a")
         assert "held" == first.get(timeout=10)
         for result in (revoked, expired, other):

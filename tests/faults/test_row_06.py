@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 
 import celery
 import pytest
@@ -89,13 +88,38 @@ def test_pool_grows_and_shrinks() -> None:
         bench.app.control.pool_grow(1, destination=[worker.node])
         bench.send("skip", "b", ["hold"])
         second = bench.body("b")
-        time.sleep(4)
-        assert bench.held(first) and bench.held(second)
+        bench.stay_held(4, first, second)
         fault = bench.kill_child(second["pid"])
         bench.measured("6 child added by remote control and killed: freed", 6.0, since(fault, bench.gone(second)))
         assert bench.held(first)
         bench.go("a")
         bench.end(first)
         bench.app.control.pool_shrink(1, destination=[worker.node])
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        bench.settle()
+
+
+def test_autoscale() -> None:
+    """The same where the worker scales itself, and is told other bounds by remote control."""
+    with Bench(ttl=3) as bench:
+        worker = bench.worker(options=("--autoscale=2,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
+        bench.send("skip", "a", ["hold"], expect="once")
+        first = bench.body("a")
+        bench.send("skip", "b", ["hold"], expect="once")
+        second = bench.body("b")
+        assert first["pid"] != second["pid"]
+        bench.app.control.autoscale(3, 1, destination=[worker.node])
+        bench.send("skip", "c", ["hold"])
+        third = bench.body("c")
+        bench.stay_held(4, first, second, third)
+        fault = bench.kill_child(third["pid"])
+        bench.measured("6 child added by autoscale and killed: freed", 6.0, since(fault, bench.gone(third)))
+        bench.go("b")
+        bench.measured("6 autoscale: freed after the body", SOON, since(bench.end(second), bench.gone(second)))
+        bench.app.control.autoscale(1, 1, destination=[worker.node])
+        until(lambda: 2 == len(worker.all_pids()), "one child is left", 30)
+        assert bench.held(first)
+        bench.go("a")
+        bench.end(first)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()

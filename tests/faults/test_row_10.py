@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,10 +42,8 @@ def _first(bench: Bench) -> Event:
 
 def _untouched(bench: Bench, seconds: float) -> None:
     """See to it that the lease is held and nobody else runs for so many seconds."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        assert bench.held(_first(bench)) and 1 == len(bench.ledger.events("start", tag="a"))
-        time.sleep(0.1)
+    bench.stay_held(seconds, _first(bench))
+    assert 1 == len(bench.ledger.events("start", tag="a"))
     assert not bench.ledger.events("lost")
 
 
@@ -57,7 +54,7 @@ def test_restarted_empty(pool: str) -> None:
         with bench.schedule.during("empty") as fault:
             bench.store.stop()
             bench.store.start()
-        time.sleep(bench.limits.heal + 0.5)
+        until(lambda: len(bench.ledger.events("start")) > 1 or _back(bench, fault.until), "somebody has it", TTL)
         starts = bench.ledger.events("start")
         if len(starts) > 1:
             late = starts[1]["at"] - fault.until
@@ -85,8 +82,8 @@ def test_restarted_empty_and_alone() -> None:
             "10 store lost its data, alone: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until
         )
         again = bench.send("retry", "a", ["sleep"], expect="once")
-        time.sleep(TTL)
-        assert 1 == len(bench.ledger.events("start")) and not bench.ledger.events("lost")
+        bench.stay_held(TTL, body)
+        assert not bench.ledger.events("lost")
         bench.go("a")
         again.get(timeout=10)
         bench.settle()
@@ -106,7 +103,7 @@ def test_restarted_empty_and_a_short_run() -> None:
             bench.store.stop()
             bench.store.start()
         bench.body("a", 2)
-        time.sleep(2 * bench.limits.heal)
+        bench.last(2 * bench.limits.heal)
 
 
 def test_restarted_with_data(tmp_path: Path) -> None:
@@ -124,7 +121,7 @@ def test_stopped_for_half_a_ttl(pool: str) -> None:
     with _holding(pool) as bench:
         with bench.schedule.during("pause"):
             bench.store.pause()
-            time.sleep(TTL / 2)
+            bench.last(TTL / 2)
             bench.store.resume()
         _untouched(bench, TTL)
 
@@ -137,9 +134,9 @@ def test_stopped_for_three_ttl(pool: str) -> None:
             bench.store.pause()
             lost = bench.wait("lost", 8.0)
             bench.measured(f"10 store away, {pool}: loss told", 4.0 + 1.0, since(fault, lost["at"]), at_least=2.3)
-            time.sleep(max(0.0, fault.at + 12 - now()))
+            bench.last(12, fault.at)
             bench.store.resume()
-        time.sleep(bench.limits.heal + 0.5)
+        until(lambda: _back(bench, fault.until) or len(bench.ledger.events("start")) > 1, "somebody has it", 5)
         assert 1 == len(bench.ledger.events("lost"))
 
 
@@ -151,13 +148,13 @@ def test_stopped_for_three_ttl_alone() -> None:
         body = bench.body("a")
         with bench.schedule.during("outage") as fault:
             bench.store.pause()
-            time.sleep(12)
+            bench.last(12)
             bench.store.resume()
         until(lambda: bench.held(body) and _back(bench, fault.until), "re-taken", 5)
         bench.measured("10 store away, alone: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until)
         again = bench.send("retry", "a", ["sleep"], expect="once")
-        time.sleep(4)
-        assert 1 == len(bench.ledger.events("start")) and 1 == len(bench.ledger.events("lost"))
+        bench.stay_held(4, body)
+        assert 1 == len(bench.ledger.events("lost"))
         bench.go("a")
         again.get(timeout=10)
         bench.settle()
@@ -174,11 +171,11 @@ def test_restarted_empty_under_a_kept_gil() -> None:
         bench.send("retry", "a", ["keep-gil", 12.0], expect="once")
         body = bench.body("a")
         bench.wait("key")
-        time.sleep(1)
+        bench.last(1)
         with bench.schedule.during("empty"):
             bench.store.stop()
             bench.store.start()
-        time.sleep(bench.limits.heal + 0.5)
+        bench.last(bench.limits.heal + 0.5)
         bench.send("retry", "a", ["sleep"], expect="once", queue="two")
         bench.end(body)
         bench.settle()
@@ -202,7 +199,7 @@ def test_read_only() -> None:
         with bench.schedule.during("refusal"):
             client.execute_command("REPLICAOF", "127.0.0.1", "1")  # nobody is there: the data stay
             bench.wait("store error")
-            time.sleep(TTL / 3)
+            bench.last(TTL / 3)
             client.execute_command("REPLICAOF", "NO", "ONE")
         _untouched(bench, TTL)
 
@@ -226,7 +223,7 @@ def test_slow_store(pool: str) -> None:
     with _holding(pool, ttl=9.0, proxied=True) as bench:
         with bench.schedule.during("slow"):
             bench.proxy.delay = 3.0
-            time.sleep(4.5)
+            bench.last(4.5)
             bench.proxy.delay = 0.0
         _untouched(bench, 9.0)
 
@@ -238,7 +235,7 @@ def test_half_open(pool: str) -> None:
         with bench.schedule.during("half-open"):
             bench.proxy.hanging.set()
             bench.wait("store error", 3.5, task_id=_first(bench)["task_id"])
-            time.sleep(0.5)
+            bench.last(0.5)
             bench.proxy.hanging.clear()
         _untouched(bench, TTL)
 
@@ -283,7 +280,7 @@ def test_renewal_answered_late() -> None:
         with bench.schedule.during("outage"):
             bench.proxy.delay = 0.9
             until(lambda: len(_renewals(bench)) >= before + 2, "renewed twice", 3 * TTL)
-            time.sleep(1.2)  # the answer is there
+            bench.last(1.2)  # the answer is there
             bench.proxy.hanging.set()
             ended = bench.wait("not held", 2 * TTL)
             last = _renewals(bench)[-1]

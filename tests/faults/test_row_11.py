@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -48,7 +47,7 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
         bench.wait("wall clock", step=int(step))
         bench.send("skip", "b", expect="once", queue="two")
         bench.send("retry", "a", ["sleep"], expect="once", queue="two")
-        time.sleep(2 * TTL)
+        bench.stay_held(2 * TTL, bench.ledger.events("start", tag="a")[0])
         file.write_text("+0")
         until(lambda: len(bench.ledger.events("end")) == 3, "all bodies end", 30)
         assert not bench.ledger.events("lost")

@@ -35,15 +35,15 @@ def _state(task_id: str, bench: Bench) -> str:
 
 
 def test_storm_of_retries() -> None:
-    """All 60 run, one at a time, and the store sees one acquire for each delivery."""
+    """All 200 run, one at a time, and the store sees one acquire for each delivery."""
     with Bench(ttl=20) as bench:
         workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
-        results = [bench.send("retry", "a", ["sleep", 0.02], expect="once") for _ in range(60)]
+        results = [bench.send("retry", "a", ["sleep", 0.02], expect="once") for _ in range(COPIES)]
         for result in results:
             assert "slept" == result.get(timeout=100)
         first, last = bench.ledger.events("start")[0], bench.ledger.events("end")[-1]
-        bench.measured("12 storm of 60, retry: all have run after", 100, since(first, last["at"]))
+        bench.measured(f"12 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
         bench.settle()
         acquires = [e for e in bench.ledger.events("store", verb="acquire") if e.get("sent")]
         wanted = len(bench.ledger.events("duplicate")) + len(results)
