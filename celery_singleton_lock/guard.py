@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from celery.utils.nodenames import gethostname
@@ -177,20 +176,21 @@ def after_run(task: Any, state: str | None) -> None:
         release(request, runtime_of(task.app), lease, success=False)
     doubt: Claim | None = getattr(request, DOUBT, None)
     if doubt is not None:
-        _try(
-            task,
-            doubt,
-            partial(runtime_of(task.app).store.release, success=False),
-            "a lock that it may have got is left to expire",
-        )
+        _give_back(runtime_of(task.app), doubt)
     twin: Claim | None = getattr(request, TWIN, None)
     if twin is not None:
-        settle = runtime_of(task.app).store.settle
-        _try(task, twin, partial(settle, success=state == "SUCCESS"), "a copy of its message may run again")
+        _settle(task, twin, success=state == "SUCCESS")
 
 
-def _try(task: Any, claim: Claim, call: Callable[[Claim], object], otherwise: str) -> None:
+def _give_back(runtime: Runtime, claim: Claim) -> None:
     try:
-        call(claim)
+        runtime.store.release(claim, success=False)
+    except StoreError:
+        runtime.renewer.doubt(claim)
+
+
+def _settle(task: Any, claim: Claim, success: bool) -> None:
+    try:
+        runtime_of(task.app).store.settle(claim, success)
     except StoreError as error:
-        logger.warning("Task %s[%s]: %s: %s", task.name, claim.task_id, otherwise, error)
+        logger.warning("Task %s[%s]: a copy of its message may run again: %s", task.name, claim.task_id, error)

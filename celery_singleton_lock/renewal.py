@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import Alarm, Hub, native_lock, start_native_thread
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.stores import Answer, LockStore, Renewed
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
 
 logger = logging.getLogger("celery_singleton_lock")
 
 BATCH = 100
+DOUBTS = 1000  # how many are kept in mind; those left out expire
 
 
 class Listener(Protocol):
@@ -92,6 +95,15 @@ def tell(hub: Hub, callback: Callable[[], object]) -> None:
         hub.call(callback)
 
 
+@dataclass
+class _Doubt:
+    """A claim that was never answered: when it is given back next, and whether the store has confirmed that once."""
+
+    claim: Claim
+    due: float
+    answered: bool = False
+
+
 class Renewer:
     """Renews the leases of one process.
 
@@ -117,6 +129,7 @@ class Renewer:
         self._listener = listener
         self._clock = clock
         self._leases: dict[str, Lease] = {}
+        self._doubts: deque[_Doubt] = deque(maxlen=DOUBTS)
         self._planned = math.inf  # when the thread looks next; infinity while it looks, or sleeps for good
         self._failing = False
         self._mutex = native_lock()
@@ -139,6 +152,12 @@ class Renewer:
             with lease.retaking:
                 pass
 
+    def doubt(self, claim: Claim) -> None:
+        """Give back what this claim may have got, though no answer came: now, or as soon as the store is back."""
+        time = self._clock()
+        self._doubts.append(_Doubt(claim, time))
+        self._loop.wake(time)
+
     def confirm(self, lease: Lease) -> bool:
         """Ask the store whether a lease past its deadline is still owned; if not, it is lost. Called by the body."""
         self._renew([lease], self._body_store, take_again=False)
@@ -154,7 +173,30 @@ class Renewer:
         # A plan is kept though its lease is gone: a stream of short tasks does not wake the thread for each of them.
         idle = planned if planned > time else math.inf
         self._planned = min((lease.due for lease in self._leases.copy().values()), default=idle)
-        return self._planned
+        return min(self._planned, self._clear_doubts())
+
+    def _clear_doubts(self) -> float:
+        """Release all that is in doubt; answers when that is to be tried next.
+
+        Twice each: a store that was stopped may come to the release, which has another connection, before the claim itself.
+        """
+        time = self._clock()
+        for doubt in self._doubts.copy():
+            if doubt.due > time:
+                continue
+            claim = doubt.claim
+            try:
+                self._store.release(claim, success=False, timeout=claim.ttl / 6)
+            except StoreUnavailable:
+                return self._clock() + claim.ttl / 12
+            except StoreError as error:
+                logger.debug("A lock that may have been got is left to expire: %s", error)
+            if not doubt.answered:
+                doubt.answered, doubt.due = True, time + claim.ttl / 12
+                continue
+            with suppress(ValueError):  # it was left out meanwhile
+                self._doubts.remove(doubt)
+        return min((doubt.due for doubt in self._doubts.copy()), default=math.inf)
 
     def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
         sent_at = self._clock()

@@ -87,7 +87,7 @@ class LockStore(Protocol):
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         """Put off the expiry of those that these tokens own."""
 
-    def release(self, claim: Claim, success: bool) -> bool:
+    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""
 
     def settle(self, claim: Claim, success: bool) -> None:

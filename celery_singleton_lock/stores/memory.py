@@ -72,7 +72,7 @@ class MemoryStore:
             attempt.expires = record.expires
         return Renewed.DONE
 
-    def release(self, claim: Claim, success: bool) -> bool:
+    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         with self._mutex:
             lock = self._lock_of(claim)
             record = self._alive(lock)

@@ -121,8 +121,7 @@ class RedisStore:
         self._timeout = timeout
         self._gate = allocate_lock()
         self._free: SimpleQueue[_Slot] = SimpleQueue()
-        for _ in range(limit):
-            self._free.put(_Slot())
+        self._unused = [_Slot() for _ in range(limit)]  # taken only where no other is free: few connections are made
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         reply = self._run(
@@ -142,10 +141,10 @@ class RedisStore:
             args += (claim.token, _ms(claim.ttl))
         return [Renewed(answer) for answer in self._run("renew", keys, args, timeout)]
 
-    def release(self, claim: Claim, success: bool) -> bool:
+    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         lock = claim.lock if claim.digest else claim.attempt
         args = (claim.token, "1" if success else "", _ms(claim.ttl))
-        return bool(self._run("release", (lock, claim.attempt, claim.ended), args))
+        return bool(self._run("release", (lock, claim.attempt, claim.ended), args, timeout))
 
     def settle(self, claim: Claim, success: bool) -> None:
         if success:
@@ -221,9 +220,11 @@ class RedisStore:
         try:
             _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
             if at_gate:
-                _move(partial(self._free.get, True, _left(deadline)), held)
+                seconds = None if self._unused else _left(deadline)
+                _move(partial(self._free.get, seconds is not None, seconds), held)
         except Empty:
-            pass
+            if self._unused:
+                _move(self._unused.pop, held)
         finally:
             if at_gate:
                 self._gate.release()
@@ -270,15 +271,17 @@ def _left(deadline: float) -> float:
 
 
 def _sent(connection: Any, command: Sequence[Any]) -> Any:
-    if connection._sock is not None:
+    for once_more in (True, False):
+        if connection._sock is None:
+            connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
         try:
             return _asked(connection, command)
         except _DENIED:
             raise
-        except exceptions.ConnectionError:  # closed by the server since it was used last
+        except exceptions.ConnectionError:  # closed by the server, most likely since it was used last
             connection.disconnect()
-    connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
-    return _asked(connection, command)
+            if not once_more:
+                raise
 
 
 def _asked(connection: Any, command: Sequence[Any]) -> Any:

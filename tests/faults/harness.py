@@ -234,14 +234,19 @@ class Bench:
         return seen[-1:] == ["key"]
 
     def stay_held(self, seconds: float, *bodies: Event) -> None:
-        """See to it that for so many seconds these bodies keep their leases and nobody else starts."""
+        """See to it that for so many seconds these bodies keep their leases and no duplicate of theirs starts."""
         for body in bodies:
             until(lambda body=body: self.held(body), "its lease is seen", 2)  # type: ignore[misc]
-        end, begun = now() + seconds, len(self.ledger.events("start"))
+        end, keys = now() + seconds, {body["key"] for body in bodies}
+
+        def begun() -> int:
+            return sum(event["key"] in keys for event in self.ledger.events("start"))
+
+        before = begun()
         while now() < end:
             for body in bodies:
                 assert self.held(body), f"{body['run']} has no lease"
-            assert begun == len(self.ledger.events("start")), "another body has started"
+            assert before == begun(), "a duplicate has started"
             time.sleep(0.1)
 
     def client(self) -> redis.Redis:

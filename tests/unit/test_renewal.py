@@ -34,6 +34,7 @@ class Store(MemoryStore):
         self.away: Exception | None = None
         self.renewals: list[tuple[float, int, float]] = []  # when, how many, allowed time
         self.acquired: list[str] = []
+        self.released: list[tuple[float, str]] = []
         self.takes: Callable[[float], float] = lambda allowed: 0.0
         self.meanwhile: Callable[[], object] = lambda: None
 
@@ -52,6 +53,12 @@ class Store(MemoryStore):
         if self.away:
             raise self.away
         return super().acquire(claim, timeout)
+
+    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
+        self.released.append((self.clock(), claim.token))
+        if self.away:
+            raise self.away
+        return super().release(claim, success)
 
     def lose(self) -> None:
         """Forget all, as a store without persistence that was restarted."""
@@ -512,6 +519,67 @@ def test_many_leases_in_an_outage(renewer: Renewer, store: Store, clock: Clock, 
 
 
 # -- ensure ------------------------------------------------------------------------------------
+
+
+# -- claims that were never answered -----------------------------------------------------------
+
+
+def doubtful(token: str = "d") -> Claim:
+    return Claim("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
+
+
+def test_doubt_is_given_back(renewer: Renewer, store: Store, clock: Clock) -> None:
+    """What a call got whose answer was lost is released at once, and nothing is asked for ever after."""
+    claim = doubtful()
+    store.acquire(claim)
+    renewer.doubt(claim)
+    renewer.sweep()
+    assert store.holder(claim.lock) is None
+    go_on(renewer, clock, clock() + 10 * TTL)
+    assert 2 == len(store.released)
+    assert math.inf == renewer.sweep()
+
+
+def test_doubt_is_given_back_when_the_store_is_there_again(renewer: Renewer, store: Store, clock: Clock) -> None:
+    """A store that was stopped may do what it was asked after it has done the first release: there is a second."""
+    claims = [doubtful(str(number)) for number in range(3)]
+    store.away = StoreUnavailable("stopped")
+    for claim in claims:
+        renewer.doubt(claim)
+    go_on(renewer, clock, clock() + 3 * TTL)
+    assert 3 * 12 + 1 >= len(store.released), "one try at a time is enough"
+    store.away = None
+    clock.advance(TTL / 12)
+    renewer.sweep()
+    for claim in claims:
+        store.acquire(claim)  # done late
+    go_on(renewer, clock, clock() + TTL / 12 + 0.1)
+    assert [None] * 3 == [store.holder(claim.lock) for claim in claims]
+    assert math.inf == renewer.sweep()
+
+
+def test_doubts_do_not_hold_up_leases(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """Leases are renewed as ever while something is in doubt."""
+    held()
+    renewer.doubt(doubtful())
+    store.away = StoreError("refused: no permission to release")
+    renewer.sweep()
+    store.away = None
+    begin = clock()
+    go_on(renewer, clock, clock() + 10 * TTL)
+    assert 30 == len([when for when, _, _ in store.renewals if when > begin])
+
+
+def test_doubts_are_bounded(renewer: Renewer, store: Store, clock: Clock) -> None:
+    """However long a store is away, no more than a thousand claims are kept in mind."""
+    store.away = StoreUnavailable("away")
+    for number in range(1500):
+        renewer.doubt(doubtful(str(number)))
+    renewer.sweep()
+    store.away = None
+    clock.advance(TTL)
+    go_on(renewer, clock, clock() + TTL)
+    assert 1000 == len({token for when, token in store.released[1:]})
 
 
 def test_ensure_before_the_deadline_asks_nobody(renewer: Renewer, store: Store, held: Any) -> None:

@@ -32,7 +32,7 @@ class Store(MemoryStore):
             raise StoreUnavailable("away")
         return super().renew(claims, timeout)
 
-    def release(self, claim: Claim, success: bool) -> bool:
+    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         self.releases.append(claim.token)
         if self.away:
             raise StoreUnavailable("away")
