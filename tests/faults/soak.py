@@ -12,9 +12,11 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from tests.faults.checker import check, figures, table
 from tests.faults.harness import Bench, Worker
+from tests.faults.ledger import Event
 from tests.servers import until
 
 TTL = 4.0
@@ -170,7 +172,25 @@ def main() -> int:
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))
         if violations:
             print(table(violations))
+            print(history(events, bench, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))
     return 1 if violations else 0
+
+
+def bench_keys(events: Sequence[Event]) -> set[str]:
+    """Return the keys of all signatures that ran."""
+    return {event["key"] for event in events if event["what"] == "start"}
+
+
+def history(events: Sequence[Event], bench: Bench, keys: set[str]) -> str:
+    """Return what happened to these signatures, and all faults, in the order of time."""
+    lines = [
+        (e["at"], str(e)) for e in events if e.get("key") in keys and e["what"] != "duplicate" and not e.get("sent")
+    ]
+    for fault in bench.schedule:
+        who = sorted(fault.pids)
+        lines += [(fault.at, f"FAULT {fault.kind} {who}"), (fault.until, f"fault over: {fault.kind} {who}")]
+    lines += [(0.0, f"{w.name} {sorted(w.all_pids())}") for w in bench.workers]
+    return "\n".join(f"{at:9.3f} {text}" for at, text in sorted(lines))
 
 
 def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kinds: Counter[str]) -> None:

@@ -101,6 +101,14 @@ def test_excused_until(fault: Fault, last: float) -> None:
     assert {"overlap"} == found(after, fault)
 
 
+def test_after_an_excused_overlap() -> None:
+    """Whose lease was taken over, and who was told, runs without one: others may follow. Who was not told, or had it again, not."""
+    events = [*body("a", 0, 60), *body("b", 11, 20, pid=2), *body("c", 25, 30, pid=3)]
+    assert set() == found([*events, lost("a", 13)], EMPTY)
+    assert {"overlap"} <= found(events, EMPTY)
+    assert {"overlap"} == found([*body("a", 0, 60), *body("c", 25, 30, pid=3), lost("a", 13)], EMPTY)
+
+
 def test_lost_data_excuse_at_once() -> None:
     """After a loss of data nothing has to expire first."""
     assert set() == found([*body("a", 0, 40), lost("a", 13), *body("b", 10.5, 40, pid=2)], EMPTY)
