@@ -102,7 +102,7 @@ def test_excused_until(fault: Fault, last: float) -> None:
 
 
 def test_after_an_excused_overlap() -> None:
-    """Whose lease was taken over, and who was told, runs without one: others may follow. Who was not told, or had it again, not."""
+    """Who was told that the lease went to another runs without one: others may follow. Who was not, or who had it again: not."""
     events = [*body("a", 0, 60), *body("b", 11, 20, pid=2), *body("c", 25, 30, pid=3)]
     assert set() == found([*events, lost("a", 13)], EMPTY)
     assert {"overlap"} <= found(events, EMPTY)
