@@ -151,6 +151,13 @@ MUTANTS = (
         "test_row_10.py::test_half_open",
     ),
     Mutant(
+        "what was granted to nobody is given back",
+        "guard.py",
+        "        runtime.renewer.doubt(claim)",
+        "        pass",
+        "test_row_10.py::test_stopped_for_three_ttl",
+    ),
+    Mutant(
         "a forked process owns nothing",
         "guard.py",
         "    if claim is None or claim.pid != os.getpid():",
