@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from celery.utils.nodenames import gethostname
@@ -183,10 +184,10 @@ def after_run(task: Any, state: str | None) -> None:
 
 
 def _give_back(runtime: Runtime, claim: Claim) -> None:
-    try:
+    """At once, for the message's next delivery; and again later, as the store may come to the claim after that."""
+    with suppress(StoreError):
         runtime.store.release(claim, success=False)
-    except StoreError:
-        runtime.renewer.doubt(claim)
+    runtime.renewer.doubt(claim)
 
 
 def _settle(task: Any, claim: Claim, success: bool) -> None:

@@ -204,6 +204,23 @@ def test_outage_that_lasts_changes_no_outcome(singleton: Singleton, store: Store
     assert_free(task)
 
 
+def test_grant_that_comes_later_is_given_back(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """A store that does what it was asked after it has been asked to undo that leaves no lock either."""
+
+    @singleton(name="x", on_store_error="retry")
+    def task() -> None: ...
+
+    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    deliver(task)
+    renewer = guard.runtime_of(task.app).renewer
+    claim = renewer._doubts[0].claim
+    renewer.sweep()
+    assert store.acquire(claim).answer is Answer.GRANTED
+    clock.advance(claim.ttl / 12)
+    renewer.sweep()
+    assert_free(task)
+
+
 def test_duplicate_gives_nothing_back(singleton: Singleton, store: Store) -> None:
     """A duplicate has nothing to give back: one call and no more."""
 
