@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kombu.transport.redis import Channel
 from redis import Redis
 
 from tests.servers import RedisServer, new_directory, remove_directory, until
@@ -75,6 +76,10 @@ def started(process: subprocess.Popen[str]) -> None:
     raise AssertionError("the demo ended before it began")
 
 
+@pytest.mark.skipif(
+    not hasattr(Channel, "unacked_restore_interval"),
+    reason="Kombu before 5.7 looks for messages of killed workers too rarely for a run of this length",
+)
 @pytest.mark.timeout(90)
 def test_demo_keeps_its_promises_while_a_worker_is_killed(start: Start, scratch: Path, tmp_path: Path) -> None:
     """No overlap, nothing lost, the takeover in time, a picture of it all, and neither process nor file left behind."""
