@@ -20,6 +20,7 @@ MakeClaim = Callable[..., Claim]
 
 STRIKES = 2000
 SECONDS = 6.0
+FEWEST = 200
 
 # The default method uses the same signal and timer; and a main thread that hangs in C would not see its exception.
 pytestmark = pytest.mark.timeout(60, method="thread")
@@ -98,14 +99,13 @@ def test_struck_calls(
     assert store.acquire(witness).answer is Answer.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS
     with renewing(store, witness) if shared else nullcontext():
-        while strikes < STRIKES and time.monotonic() < end:
+        while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
             one = claim(f"d{strikes}", watched=True)
             for _ in range(random.choice((1, 1, 2))):  # the second while the connection is mended
                 striker.during(lambda: (store.acquire(one), store.release(one, success=True)))  # noqa: B023
                 strikes += 1
             store_works(store, one, witness)
     store.release(witness, success=True)
-    assert strikes >= STRIKES / 10
     assert [] == list(client.scan_iter(match=f"{base}*", count=1000))
 
 
