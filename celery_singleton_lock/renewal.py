@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -129,7 +128,7 @@ class Renewer:
         self._listener = listener
         self._clock = clock
         self._leases: dict[str, Lease] = {}
-        self._doubts: deque[_Doubt] = deque(maxlen=DOUBTS)
+        self._doubts: dict[str, _Doubt] = {}
         self._planned = math.inf  # when the thread looks next; infinity while it looks, or sleeps for good
         self._failing = False
         self._mutex = native_lock()
@@ -154,9 +153,10 @@ class Renewer:
 
     def doubt(self, claim: Claim) -> None:
         """Give back what this claim may have got, though no answer came: now, or as soon as the store is back."""
-        time = self._clock()
-        self._doubts.append(_Doubt(claim, time))
-        self._loop.wake(time)
+        if len(self._doubts) < DOUBTS:
+            time = self._clock()
+            self._doubts[claim.token] = _Doubt(claim, time)
+            self._loop.wake(time)
 
     def confirm(self, lease: Lease) -> bool:
         """Ask the store whether a lease past its deadline is still owned; if not, it is lost. Called by the body."""
@@ -176,27 +176,26 @@ class Renewer:
         return min(self._planned, self._clear_doubts())
 
     def _clear_doubts(self) -> float:
-        """Release all that is in doubt; answers when that is to be tried next.
+        """Release what is in doubt until a lease is due; answers when the next is.
 
         Twice each: a store that was stopped may come to the release, which has another connection, before the claim itself.
         """
-        time = self._clock()
-        for doubt in self._doubts.copy():
+        for doubt in self._doubts.copy().values():
+            time, claim = self._clock(), doubt.claim
+            if time >= self._planned:
+                return time
             if doubt.due > time:
                 continue
-            claim = doubt.claim
             try:
                 self._store.release(claim, success=False, timeout=claim.ttl / 6)
             except StoreUnavailable:
                 return self._clock() + claim.ttl / 12
-            except StoreError as error:
-                logger.debug("A lock that may have been got is left to expire: %s", error)
-            if not doubt.answered:
-                doubt.answered, doubt.due = True, time + claim.ttl / 12
-                continue
-            with suppress(ValueError):  # it was left out meanwhile
-                self._doubts.remove(doubt)
-        return min((doubt.due for doubt in self._doubts.copy()), default=math.inf)
+            except StoreError:  # it is left to expire
+                doubt.answered = True
+            if doubt.answered:
+                self._doubts.pop(claim.token, None)
+            doubt.answered, doubt.due = True, time + claim.ttl / 12
+        return min((doubt.due for doubt in self._doubts.copy().values()), default=math.inf)
 
     def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
         sent_at = self._clock()

@@ -213,7 +213,7 @@ def test_grant_that_comes_later_is_given_back(singleton: Singleton, store: Store
     store.answering = [raising(StoreUnavailable("the answer was lost"))]
     deliver(task)
     renewer = guard.runtime_of(task.app).renewer
-    claim = renewer._doubts[0].claim
+    (claim,) = (doubt.claim for doubt in renewer._doubts.values())
     renewer.sweep()
     assert store.acquire(claim).answer is Answer.GRANTED
     clock.advance(claim.ttl / 12)
