@@ -59,6 +59,11 @@ class Lease:
         return self.claim.ttl if self.claim else 0.0
 
     @property
+    def watched(self) -> bool:
+        """Whether the worker's main process renews the lease as well."""
+        return self.claim is not None and self.claim.watched
+
+    @property
     def held(self) -> bool:
         """Whether the lock is surely still this task's. Asks nobody; false past the deadline, and for good once lost."""
         return self.owned and not self.lost and not self.closed and now() < self.deadline

@@ -180,21 +180,24 @@ class Renewer:
 
         Twice each: a store that was stopped may come to the release, which has another connection, before the claim itself.
         """
+        if self._failing and self._leases:  # whose renewal comes first, and finds out when the store is back
+            return math.inf
         for doubt in self._doubts.copy().values():
             time, claim = self._clock(), doubt.claim
             if time >= self._planned:
                 return time
             if doubt.due > time:
                 continue
+            ttl = min(claim.ttl, 30.0)
             try:
-                self._store.release(claim, success=False, timeout=claim.ttl / 6)
+                self._store.release(claim, success=False, timeout=max(0.01, min(ttl / 6, self._planned - time)))
             except StoreUnavailable:
-                return self._clock() + claim.ttl / 12
+                return self._clock() + ttl / 12
             except StoreError:  # it is left to expire
                 doubt.answered = True
             if doubt.answered:
                 self._doubts.pop(claim.token, None)
-            doubt.answered, doubt.due = True, time + claim.ttl / 12
+            doubt.answered, doubt.due = True, time + ttl / 12
         return min((doubt.due for doubt in self._doubts.copy().values()), default=math.inf)
 
     def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
@@ -250,11 +253,12 @@ class Renewer:
     def _failed(self, leases: Sequence[Lease], error: StoreError, sent_at: float) -> None:
         """Try again soon. The last try is sent past the deadline: a body that keeps the GIL may have eaten the time before.
 
-        For the same reason a try proves nothing that took twice as long as it may, unless that has gone on for a TTL.
+        For the same reason a try proves nothing that took twice as long as it may, where the main process renews as well; unless
+        that has gone on for a TTL.
         """
         time = self._clock()
         for lease in leases:
-            kept_from_running = time - sent_at > lease.ttl / 3
+            kept_from_running = lease.watched and time - sent_at > lease.ttl / 3
             if sent_at >= lease.deadline + (lease.ttl if kept_from_running else 0.0):
                 self._lose(lease)
             soon = time + lease.ttl / 12  # two more tries of ttl / 6 fit between a failure half way and the deadline

@@ -15,7 +15,6 @@ from functools import partial
 from hashlib import sha1
 from importlib.resources import files
 from itertools import islice
-from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -38,6 +37,7 @@ _OUTAGES = tuple(
     if hasattr(exceptions, name)
 )
 _PASSING = ("READONLY", "OOM ", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS", "MISCONF")
+LOOK = 0.05  # seconds between looks for a free connection, should an exception have kept the bell from ringing
 GRACE = 0.05  # seconds for sending, and again for the reply, of a call whose thread was kept from running
 _VERIFY = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
 
@@ -119,9 +119,9 @@ class RedisStore:
     def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int = 1) -> None:
         self._connect = connect
         self._timeout = timeout
-        self._gate = allocate_lock()
-        self._free: SimpleQueue[_Slot] = SimpleQueue()
-        self._unused = [_Slot() for _ in range(limit)]  # taken only where no other is free: few connections are made
+        self._free = [_Slot() for _ in range(limit)]  # the one used last is used next: few connections are made
+        self._gate, self._bell = allocate_lock(), allocate_lock()
+        self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         reply = self._run(
@@ -168,13 +168,9 @@ class RedisStore:
         return RedisStore(self._connect, self._timeout, limit)
 
     def close(self) -> None:
-        slots = []
-        with suppress(Empty):
-            while True:
-                slots.append(self._free.get_nowait())
-        for slot in slots:
-            slot.drop()
-            self._free.put(slot)
+        with self._gate:
+            for slot in self._free:
+                slot.drop()
 
     def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], timeout: float | None = None) -> Any:
         script = _SCRIPTS[name]
@@ -208,28 +204,31 @@ class RedisStore:
             return self._talk(held[0], command, deadline)
         finally:
             if held:
-                self._free.put(held[0])
+                self._free.append(held[0])  # with no call of Python code before, in which an exception could strike
+                self._ring()
 
     def _check_out(self, held: list[_Slot], deadline: float) -> None:
-        """Move a free slot into this list.
+        """Move a free slot into this list; of several threads that wait for one, those behind the first wait at the gate.
 
-        One thread at a time waits for it: where an item that several wait for goes to another just as the time is up,
-        `SimpleQueue.get` of Python 3.12 and before waits for ever.
+        Of C locks alone: the queues of Python 3.12 and before may wait past their timeout after a signal, or when another thread
+        was quicker, and those in Python code are left locked by an exception of a signal handler.
         """
         at_gate: list[bool] = []
         try:
             _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
-            if at_gate:
-                seconds = None if self._unused else _left(deadline)
-                _move(partial(self._free.get, seconds is not None, seconds), held)
-        except Empty:
-            if self._unused:
-                _move(self._unused.pop, held)
+            while at_gate and not self._free and time.monotonic() < deadline:
+                self._bell.acquire(True, min(_left(deadline), LOOK))
+            if at_gate and self._free:
+                _move(self._free.pop, held)
         finally:
             if at_gate:
                 self._gate.release()
         if not held:
             raise TimeoutError("no connection to the store was free in time")
+
+    def _ring(self) -> None:
+        with suppress(RuntimeError):  # it has rung already, and nobody heard it
+            self._bell.release()
 
     def _talk(self, slot: _Slot, command: Sequence[Any], deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""

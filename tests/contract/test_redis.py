@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -385,6 +386,28 @@ def test_fight_for_connections(
     assert min(served) > 0
 
 
+@pytest.mark.timeout(60, method="thread")  # the default method uses the same signal
+def test_signal_while_waiting(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A signal handler that returns when the time is up already does not make a call wait on for a connection."""
+    store = redis_store(impostor(hang).url, 3.0, 1)
+
+    def use() -> None:
+        with suppress(StoreUnavailable):
+            store.acquire(claim())
+
+    busy = threading.Thread(target=use)
+    busy.start()
+    until(lambda: not store._free)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: time.sleep(TIMEOUT))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, TIMEOUT / 2)
+        bounded(lambda: store.renew([claim()], TIMEOUT), 1.5 * TIMEOUT)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    busy.join()
+
+
 @pytest.mark.parametrize("at", ["send_packed_command", "read_response"])
 def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str) -> None:
     """A call whose thread is kept from running past the deadline still asks the store, and believes its answer."""
@@ -423,9 +446,7 @@ def test_interrupted_call_leaves_no_half_used_connection(redis_store: MakeStore,
     """An exception out of nowhere, as a time limit, in the midst of a call costs the connection, not the next call."""
     store, one = redis_store(), claim()
     store.acquire(one)
-    slot = store._free.get()
-    store._free.put(slot)
-    connection = slot.connection
+    connection = store._free[-1].connection
     read = connection.read_response
 
     def struck(*args: Any, **named: Any) -> Any:

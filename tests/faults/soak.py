@@ -23,6 +23,8 @@ from tests.servers import RabbitMQServer, ServerMissing, until
 TTL = 4.0
 POOLS = ("prefork", "threads", "gevent", "prefork")
 TAGS = 6
+#: What docs/GUARANTEES.md names among what does not hold.
+KNOWN = {"untold, data lost"}
 
 
 class Soak:
@@ -120,9 +122,10 @@ class Soak:
     def _stop_child(self) -> None:
         pid = self._child()
         if pid is not None:
-            os.kill(pid, signal.SIGSTOP)
-            self._wait(2 * TTL)
-            os.kill(pid, signal.SIGCONT)
+            with self._bench.schedule.during("child stop", frozenset({pid})):
+                os.kill(pid, signal.SIGSTOP)
+                self._wait(2 * TTL)
+                os.kill(pid, signal.SIGCONT)
 
     def _pause_store(self, kind: str, seconds: float) -> None:
         with self._bench.schedule.during(kind):
@@ -184,7 +187,7 @@ def main() -> int:
         if violations:
             print(table(violations))
             print(history(events, bench, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))
-    return 1 if violations else 0
+    return int(any(violation.kind not in KNOWN for violation in violations))
 
 
 def bench_keys(events: Sequence[Event]) -> set[str]:
@@ -208,8 +211,9 @@ def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kind
     """Print the table."""
     print(f"soak of {options.minutes:g} minutes, seed {options.seed}, lock_ttl {TTL:g} s")
     rows = [*soak.done.items(), *counts.items()]
-    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost", "never run", "leftover")]
-    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("early", "theft", "late renewal", "runs")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "untold, data lost", "lost")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs")]
     for name, count in rows:
         print(f"  {name:<28} {count:>6}")
 

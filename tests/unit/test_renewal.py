@@ -148,8 +148,8 @@ def renewer(store: Store, listener: Listener, clock: Clock) -> Renewer:
 def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
     """Makes leases that are held and renewed."""
 
-    def make(token: str = "t", ttl: float = TTL) -> Lease:
-        claim = Claim("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid())
+    def make(token: str = "t", ttl: float = TTL, watched: bool = False) -> Lease:
+        claim = Claim("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), watched)
         assert store.acquire(claim).answer is Answer.GRANTED
         lease = Lease(claim.lock, claim)
         lease.granted(clock(), renewer.confirm)
@@ -249,8 +249,8 @@ def test_third_try_saves_the_lease(renewer: Renewer, store: Store, clock: Clock,
 def test_try_that_was_kept_from_running(
     renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
 ) -> None:
-    """A last try that failed because its thread could not run is repeated; the next proper failure is a loss."""
-    lease = held()
+    """Where the main process renews too, a last try whose thread could not run is repeated; a proper failure is a loss."""
+    lease = held(watched=True)
     clock.advance(TTL)
     store.away, store.takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
     renewer.sweep()
@@ -266,12 +266,23 @@ def test_tries_that_are_always_late(
     renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
 ) -> None:
     """Tries that are late for whatever reason put off the news of a loss by no more than a TTL and the last of them."""
-    lease = held()
+    lease = held(watched=True)
     store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
     while not lease.lost:
         clock.advance(max(0.0, lease.due - clock()))
         renewer.sweep()
     assert clock() <= lease.deadline + TTL + TTL / 2 + TTL / 2 + TTL / 12
+    assert ["t"] == listener.of("lost")
+
+
+def test_late_try_where_nobody_else_renews(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """Nobody else has kept the lease: whatever a failed try past the deadline was late for, it is lost."""
+    held()
+    clock.advance(TTL)
+    store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: 0.7 * TTL
+    renewer.sweep()
     assert ["t"] == listener.of("lost")
 
 
@@ -583,6 +594,34 @@ def test_leases_go_before_doubts(renewer: Renewer, store: Store, clock: Clock, h
     times = [begin, *(when for when, _, _ in store.renewals)]
     assert max(later - sooner for sooner, later in pairwise(times)) <= TTL / 3 + TTL / 20 + 0.01
     assert 20 * 20 * 0.9 <= len(store.released)
+
+
+@pytest.mark.parametrize(("ttl", "other"), [(6.0, 6.0), (1.0, 1.0), (1.0, 30.0), (3.0, 30.0), (30.0, 3600.0)])
+def test_doubts_leave_time_for_two_more_tries(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, ttl: float, other: float
+) -> None:
+    """A store that is away for claims in doubt is away for leases: two more tries to renew still fit before the deadline."""
+    lease = held(ttl=ttl)
+    store.away = StoreUnavailable("away")
+    store.takes = lambda allowed: allowed
+    store.takes_to_release = 1.0
+    for number in range(3):
+        renewer.doubt(Claim("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
+    clock.time = lease.due
+    go_on(renewer, clock, lease.deadline)
+    assert 3 <= len([when for when, _, _ in store.renewals if when < lease.deadline])
+
+
+def test_doubt_of_a_long_lease(renewer: Renewer, store: Store, clock: Clock) -> None:
+    """However long a lease would live, what is in doubt is given back soon after the store's return."""
+    claim = Claim("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
+    store.acquire(claim)
+    store.away = StoreUnavailable("away")
+    renewer.doubt(claim)
+    renewer.sweep()
+    store.away = None
+    go_on(renewer, clock, clock() + 6)
+    assert store.holder(claim.lock) is None
 
 
 def test_doubts_are_bounded(renewer: Renewer, store: Store, clock: Clock) -> None:
