@@ -1,0 +1,114 @@
+"""(a) The lock cycle: all that is done around a body, against the same two commands over a raw socket, and other locks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from redis import Redis
+
+from benchmarks.raw import RawSocket
+from benchmarks.report import Bars, Section, Table, Target
+from benchmarks.rounds import Rounds, Sample, median_of, timed
+from benchmarks.stage import Stage
+from benchmarks.tasks import BARE, OURS, SCALARS
+from benchmarks.tracer import around_body, request_of
+from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores import Claim
+
+RAW = "raw socket, same two EVALSHA"
+LIBRARY = "this library, all around a body"
+STORE = "this library, its store alone"
+NONE = "a body without a lock"
+
+HOW = (
+    "Acquire and release, uncontended. The library: a task is called as the tracer calls it, with a request "
+    "pushed and a body that does nothing, so from the tracer's call to the body, and from the body to the "
+    "return (key of three scalars, token, acquire, renewer, release); the bare task is called in the same way. "
+    "The raw socket replays the very commands that one such call sends."
+)
+
+
+def run(stage: Stage) -> Section:
+    """Measure the cycle."""
+    with stage.socket() as raw:
+        repeats = stage.few(200, 50)
+        found = Rounds(
+            {name: median_of(one, repeats) for name, one in candidates(stage, raw).items()}, stage.few(30, 6)
+        )
+    rows = [(name, (found.spread(name, 1e6), found.ratio(name, RAW))) for name in found.values]
+    target = Target("all around a body / raw socket", found.ratio(LIBRARY, RAW).median, 2.2)
+    shown = {name: found.spread(name, 1e6) for name in found.values if name != NONE}
+    return Section(
+        "(a) lock cycle",
+        HOW,
+        [Table("One cycle", ("µs (quartiles)", "× raw socket"), rows)],
+        [target],
+        [Bars("Lock cycle: acquire and release", "µs", shown)],
+    )
+
+
+def candidates(stage: Stage, raw: RawSocket) -> dict[str, Sample]:
+    """One cycle of each."""
+    ours = partial(around_body, stage.tasks[OURS], SCALARS)
+    ours()  # makes plan, connection and scripts
+    commands = stage.sent(ours)
+    return {
+        RAW: timed(raw.all_of(commands)),
+        LIBRARY: ours,
+        STORE: timed(_store_cycle(stage)),
+        NONE: partial(around_body, stage.tasks[BARE], SCALARS),
+        "redis-py client, same two EVALSHA": timed(_client_cycle(stage.client, commands)),
+        "redis-py Lock": timed(_redis_py_lock(stage.client)),
+        **_python_redis_lock(stage.client),
+    }
+
+
+def claim_of(task: Any, *args: Any) -> Claim:
+    """The claim of a delivery with these arguments."""
+    plan, request = plan_of(task), request_of(task, args)
+    token, ttl = request["id"].replace("-", ""), plan.options.lock_ttl
+    return Claim(plan.base, plan.digest(args, {}), token, ttl, request["id"], request["hostname"], 1)
+
+
+def _store_cycle(stage: Stage) -> Callable[[], None]:
+    store, claim = runtime_of(stage.app).store, claim_of(stage.tasks[OURS], *SCALARS)
+
+    def cycle() -> None:
+        store.acquire(claim)
+        store.release(claim, success=True)
+
+    return cycle
+
+
+def _client_cycle(client: Any, commands: list[list[str]]) -> Callable[[], None]:
+    def cycle() -> None:
+        for command in commands:
+            client.execute_command(*command)
+
+    return cycle
+
+
+def _redis_py_lock(client: Any) -> Callable[[], None]:
+    def cycle() -> None:
+        lock = client.lock("benchmarks:redis-py", timeout=30, blocking=False)
+        lock.acquire()
+        lock.release()
+
+    return cycle
+
+
+def _python_redis_lock(client: Redis) -> dict[str, Sample]:
+    if not find_spec("redis_lock"):
+        return {}
+    from redis_lock import Lock
+
+    def cycle() -> None:
+        lock = Lock(client, "benchmarks:python-redis-lock", expire=30)
+        lock.acquire(blocking=False)
+        lock.release()
+
+    return {"python-redis-lock": timed(cycle)}

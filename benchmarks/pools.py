@@ -1,0 +1,60 @@
+"""(f) A hundred tasks at once, in a pool of threads and in one of greenlets."""
+
+from __future__ import annotations
+
+from benchmarks.report import Bars, Section, Table
+from benchmarks.rounds import Spread
+from benchmarks.stage import Stage
+from benchmarks.tasks import BARE
+from benchmarks.worker import Drained, Worker
+
+POOLS = ("threads", "gevent")
+CONCURRENCY = 100
+SECONDS = 0.1  # of each body
+HOW = (
+    f"{CONCURRENCY} places in the pool, bodies that wait {SECONDS} s; time to drain a batch and the worker's "
+    f"CPU, both for each task. With nothing but waiting, a task would take {SECONDS / CONCURRENCY * 1e6:,.0f} "
+    "µs. The peers' locks are taken by the publisher, which is not in these figures."
+)
+
+
+def run(stage: Stage) -> Section:
+    """Measure all kinds in both pools."""
+    found = {pool: measured(stage, pool) for pool in POOLS}
+    tables = [_table(stage, pool, batches) for pool, batches in found.items()]
+    bars = [
+        Bars(
+            f"CPU of a task, {pool}, {CONCURRENCY} at once", "µs", {kind: _cpu(took) for kind, took in batches.items()}
+        )
+        for pool, batches in found.items()
+    ]
+    return Section("(f) pools", HOW, tables, (), bars)
+
+
+def measured(stage: Stage, pool: str) -> dict[str, list[Drained]]:
+    """Batches of each kind, in turns."""
+    found: dict[str, list[Drained]] = {kind: [] for kind in stage.tasks}
+    kinds, size = list(stage.tasks), stage.few(400, 200)
+    with Worker(stage, pool, CONCURRENCY) as worker:
+        for task in stage.tasks.values():
+            worker.drain(task, CONCURRENCY)
+        for number in range(stage.few(8, 2)):
+            for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
+                found[kind].append(worker.drain(stage.tasks[kind], size, SECONDS))
+    return found
+
+
+def _table(stage: Stage, pool: str, batches: dict[str, list[Drained]]) -> Table:
+    rows = [
+        (kind, (Spread.of([one.drained for one in took], 1e6), _cpu(took), _added(took, batches[BARE])))
+        for kind, took in batches.items()
+    ]
+    return Table(f"One task, {pool}", ("drain, µs", "CPU, µs", "CPU added, µs"), rows)
+
+
+def _cpu(took: list[Drained]) -> Spread:
+    return Spread.of([one.cpu for one in took], 1e6)
+
+
+def _added(took: list[Drained], bare: list[Drained]) -> Spread:
+    return Spread.of([one.cpu - other.cpu for one, other in zip(took, bare, strict=True)], 1e6)

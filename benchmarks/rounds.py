@@ -1,0 +1,96 @@
+"""Measuring in rounds: all that is compared has its turn in each of them, so that a slow moment of the machine hits all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from time import perf_counter
+
+#: Runs something once and answers a figure, most often seconds.
+Sample = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Figures of several rounds: their median, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], scale: float = 1.0) -> Spread:
+        """The spread of these figures, each multiplied by `scale`."""
+        scaled = [value * scale for value in values]
+        if len(scaled) < 2:
+            return cls(scaled[0], scaled[0], scaled[0])
+        low, _, high = quantiles(scaled, n=4, method="inclusive")
+        return cls(median(scaled), low, high)
+
+
+class Rounds:
+    """The figures of all candidates, round by round.
+
+    Arguments:
+        candidates: what is compared, by name.
+        count: how many rounds; each starts with another candidate.
+    """
+
+    def __init__(self, candidates: Mapping[str, Sample], count: int) -> None:
+        names = list(candidates)
+        self.values: dict[str, list[float]] = {name: [] for name in names}
+        for number in range(count):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                self.values[name].append(candidates[name]())
+
+    def spread(self, name: str, scale: float = 1.0) -> Spread:
+        """A candidate's own figures."""
+        return Spread.of(self.values[name], scale)
+
+    def ratio(self, name: str, reference: str) -> Spread:
+        """A candidate's figures, each divided by the reference's of the same round."""
+        return Spread.of([a / b for a, b in self.pairs(name, reference)])
+
+    def added(self, name: str, reference: str, scale: float = 1.0) -> Spread:
+        """A candidate's figures, less the reference's of the same round."""
+        return Spread.of([a - b for a, b in self.pairs(name, reference)], scale)
+
+    def pairs(self, name: str, reference: str) -> list[tuple[float, float]]:
+        """The figures of two candidates, round by round."""
+        return list(zip(self.values[name], self.values[reference], strict=True))
+
+
+def timed(call: Callable[[], object]) -> Sample:
+    """A sample of the seconds that a call takes."""
+
+    def sample() -> float:
+        begin = perf_counter()
+        call()
+        return perf_counter() - begin
+
+    return sample
+
+
+def median_of(sample: Sample, repeats: int) -> Sample:
+    """A sample that is the median of so many, after a few that warm up."""
+
+    def several() -> float:
+        for _ in range(5):
+            sample()
+        return median(sample() for _ in range(repeats))
+
+    return several
+
+
+def mean_of(call: Callable[[], object], repeats: int) -> Sample:
+    """A sample of the seconds that one call takes, of so many in a row: for what is too short to be timed alone."""
+
+    def several() -> float:
+        begin = perf_counter()
+        for _ in range(repeats):
+            call()
+        return (perf_counter() - begin) / repeats
+
+    return several

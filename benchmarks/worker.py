@@ -1,0 +1,102 @@
+"""A real worker that drains batches of tasks, and how long that takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from benchmarks.gates import DONE, OPEN, REACHED
+from benchmarks.stage import Stage
+from tests.servers import Process, new_directory, remove_directory, until
+
+
+@dataclass(frozen=True)
+class Drained:
+    """Seconds for each task of a batch: to publish it, to drain it, and of the worker's CPU (of the process that runs bodies)."""
+
+    published: float
+    drained: float
+    cpu: float
+
+    @property
+    def whole(self) -> float:
+        return self.published + self.drained
+
+
+class Worker:
+    """A worker of one pool, with a queue of its own.
+
+    Arguments:
+        stage: whose servers it uses.
+        pool: Celery's name of the pool.
+        concurrency: how many bodies at once.
+    """
+
+    def __init__(self, stage: Stage, pool: str, concurrency: int = 1) -> None:
+        self._stage = stage
+        self._concurrency = concurrency
+        self._queue = f"benchmarks-{pool}"
+        self._directory = new_directory("worker")
+        self._process = Process(self._command(pool), Path(self._directory) / "worker.log", self._environment())
+
+    def __enter__(self) -> Worker:
+        self._process.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._process.stop()
+        remove_directory(self._directory)
+
+    def _command(self, pool: str) -> list[str]:
+        quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
+        where = ["--pool", pool, "--concurrency", str(self._concurrency), "--queues", self._queue]
+        return [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app", "worker", *where, *quiet]
+
+    def _environment(self) -> dict[str, str]:
+        own = {
+            "BENCHMARKS_BROKER": self._stage.broker.url(),
+            "BENCHMARKS_STORE": self._stage.store.url(),
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+            "PYTHONWARNINGS": "ignore",
+            "C_FORCE_ROOT": "1",
+        }
+        return {**os.environ, **own}
+
+    def drain(self, task: Any, size: int, seconds: float = 0.0) -> Drained:
+        """Publish a batch of this task while the worker's pool is kept busy, then let the worker drain it.
+
+        Arguments:
+            task: one of the stage's tasks.
+            size: how many.
+            seconds: how long each body waits.
+        """
+        self._close_gates(size)
+        calls = [(next(self._stage.numbers), "account-17", seconds) for _ in range(size)]
+        begin = perf_counter()
+        for args in calls:
+            task.apply_async(args, queue=self._queue)
+        published = perf_counter() - begin
+        self._stage.broker_client.rpush(OPEN, 1)
+        drained, cpu = json.loads(self._answer(DONE))
+        return Drained(published / size, drained / size, cpu / size)
+
+    def _close_gates(self, size: int) -> None:
+        self._stage.broker_client.delete(REACHED)
+        for number in range(self._concurrency):
+            self._stage.app.send_task("benchmarks.gate", (size, number == 0), queue=self._queue)
+        for _ in range(self._concurrency):
+            self._answer(REACHED)
+
+    def _answer(self, key: str) -> bytes:
+        def look() -> Any:
+            found = self._stage.broker_client.blpop([key], timeout=1)
+            assert found or self._process.running, f"the worker ended:\n{self._process.output()[-2000:]}"
+            return found
+
+        answer: bytes = until(look, f"the worker answers; its log:\n{self._process.output()[-2000:]}", timeout=60)[1]
+        return answer

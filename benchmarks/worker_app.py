@@ -1,0 +1,67 @@
+"""The app of the workers that benchmarks start: the last body of a batch tells how long all took."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from itertools import count
+
+from celery import Celery
+from redis import Redis
+
+from benchmarks.gates import DONE, OPEN, REACHED
+from benchmarks.tasks import add_tasks, make_app
+
+app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
+client = Redis.from_url(os.environ["BENCHMARKS_BROKER"])
+
+
+class Batch:
+    """Counts the bodies of one batch in this process."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.size = 0
+        self._count = count(1)
+        self._begin = self._cpu = 0.0
+
+    def open(self, size: int) -> None:
+        """From now on so many bodies are timed."""
+        self.size = size
+        self._begin, self._cpu = time.perf_counter(), time.process_time()
+        self.opened.set()
+
+    def arrived(self) -> None:
+        """A body is done; the last one tells what all took."""
+        if next(self._count) == self.size:
+            took = time.perf_counter() - self._begin, time.process_time() - self._cpu
+            client.rpush(DONE, json.dumps(took))
+
+
+batch = Batch()
+
+
+@app.task(name="benchmarks.gate")
+def gate(size: int, first: bool) -> None:
+    """Keep a place of the pool busy while a batch is published; the first gate waits for the word that opens all."""
+    global batch
+    if first:
+        batch = Batch()
+    client.rpush(REACHED, 1)
+    if first:
+        client.blpop([OPEN])
+        batch.open(size)
+    else:
+        batch.opened.wait()
+
+
+def body(number: int, account: str, seconds: float = 1.0) -> None:
+    """Do nothing, or wait."""
+    if seconds:
+        time.sleep(seconds)
+    batch.arrived()
+
+
+tasks = add_tasks(app, body)
