@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 
 from benchmarks.report import Bars, Section, Table, Target
@@ -14,6 +15,7 @@ from benchmarks.rounds import Rounds, Spread
 from benchmarks.stage import Stage
 from benchmarks.tasks import OURS, SCALARS, SINGLETON, add_tasks, base_classes, declare, make_app, nothing
 from benchmarks.tracer import around_body
+from tests.servers import new_directory, remove_directory
 
 #: What each process imports after Celery (its app and task classes) and redis-py, which are timed first.
 MODULES = {
@@ -69,16 +71,19 @@ def measured(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Seconds for Celery with redis-py, and for each library after them; a process for each, in turns."""
     names = [name for name in MODULES if name in base_classes()]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    cache = new_directory("bytecode")
     for name in names:
-        _child(name)  # writes the byte code
+        _child(name, cache)  # fills it
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            found[name].append(_child(name))
+            found[name].append(_child(name, cache))
+    remove_directory(cache)
     return found
 
 
-def _child(name: str) -> tuple[float, float]:
+def _child(name: str, cache: Path) -> tuple[float, float]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    env |= {"PYTHONPYCACHEPREFIX": str(cache), "PYTHONDONTWRITEBYTECODE": ""}
     command = [sys.executable, "-c", CHILD.format(modules=MODULES[name])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=60)
     base, added = json.loads(done.stdout)

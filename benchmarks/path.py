@@ -16,7 +16,8 @@ POOLS = ("solo", "prefork")
 HOW = (
     "A batch is published while the worker is kept busy, then drained: seconds of both for each task. One place "
     "in the pool, results ignored, log level WARNING, locks in a store of their own. Added: less the bare "
-    "task's of the same round. The peers take their lock when they publish, this library when the task runs."
+    "task's of the same round. The peers take their lock when they publish, this library when the task runs. "
+    "CPU is that of the process that runs the bodies."
 )
 
 
@@ -56,7 +57,7 @@ def run(stage: Stage) -> Section:
 
 
 def _table(pool: str, batches: Batches) -> Table:
-    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "added / raw cycle")
+    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "added / raw cycle", "CPU, µs")
     return Table(f"One task, {pool}", columns, [(kind, _cells(kind, batches)) for kind in batches.found])
 
 
@@ -67,7 +68,8 @@ def _cells(kind: str, batches: Batches) -> tuple[Cell, ...]:
         _micro([one.drained for one in took]),
         _micro([one.whole for one in took]),
     )
-    return (*cells, "–", "–") if kind == BARE else (*cells, _micro(batches.added(kind)), _in_cycles(kind, batches))
+    added = ("–", "–") if kind == BARE else (_micro(batches.added(kind)), _in_cycles(kind, batches))
+    return (*cells, *added, _micro([one.cpu for one in took]))
 
 
 def _in_cycles(kind: str, batches: Batches) -> Spread:
