@@ -29,6 +29,11 @@ def request_of(task: Any, args: Sequence[Any]) -> dict[str, Any]:
     }
 
 
+def context_of(task: Any, args: Sequence[Any]) -> Context:
+    """A request as the tracer makes it."""
+    return Context(request_of(task, args), args=args, called_directly=False, kwargs={})
+
+
 def around_body(task: Any, args: Sequence[Any]) -> float:
     """Seconds from the tracer's call of a task to that call's end; the body should do nothing.
 
@@ -36,7 +41,7 @@ def around_body(task: Any, args: Sequence[Any]) -> float:
     is not measured.
     """
     call = task if task_has_custom(task, "__call__") else task.run
-    task.request_stack.push(Context(request_of(task, args), args=args, called_directly=False, kwargs={}))
+    task.request_stack.push(context_of(task, args))
     begin = perf_counter()
     try:
         call(*args)
