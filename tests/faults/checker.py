@@ -170,8 +170,9 @@ def _leases(
             there.setdefault(event["run"], event)
         elif event["what"] == "gone" and event["run"] in there:
             seen, at = there.pop(event["run"]), event["at"]
-            late = seen["at"] <= freed.get(event["run"], 0.0) < at  # the probe is slow on a busy machine
-            yield from _gone(seen, freed[event["run"]] if late else at, runs.get(event["run"]), faults, limits)
+            known = freed.get(event["run"], at)
+            at = known if seen["at"] <= known < at else at  # the probe is slow on a busy machine
+            yield from _gone(seen, at, runs.get(event["run"]), faults, limits)
     last = max((event["at"] for event in events if event["what"] == "looked"), default=0.0)
     for run, event in there.items():
         yield from _kept(event, min(last, freed.get(run, last)), runs.get(run), faults, limits)
