@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +26,7 @@ _ELSEWHERE = {
     "raise_on_duplicate": 'on_duplicate="raise"',
     "once": "unique_on, lock_ttl and on_duplicate",
 }
+LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 _SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 
 
@@ -71,8 +71,8 @@ def checked(option: str, value: Any, source: str) -> Any:
     """
     if option == "singleton" and not isinstance(value, bool):
         raise ConfigurationError(f"{source}={value!r} must be True or False")
-    if option == "lock_ttl" and not (_is_number(value) and 1 <= value < math.inf):
-        raise ConfigurationError(f"{source}={value!r} must be at least 1 second")
+    if option == "lock_ttl" and not (_is_number(value) and 1 <= value <= LONGEST):
+        raise ConfigurationError(f"{source}={value!r} must be at least 1 second and at most a year")
     if option in _CHOICES and value not in _CHOICES[option]:
         raise ConfigurationError(f"{source}={value!r} must be one of {', '.join(map(repr, _CHOICES[option]))}")
     if option == "on_duplicate" and (isinstance(value, type) or not callable(value)):
@@ -148,8 +148,10 @@ def settings_of(conf: Any) -> Settings:
     if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}"):
         raise ConfigurationError(f"singleton_lock_prefix={prefix!r} must be a text without braces")
     timeout = _given(conf, "singleton_lock_store_timeout", 1.0)
-    if not (_is_number(timeout) and 0 < timeout < math.inf):
-        raise ConfigurationError(f"singleton_lock_store_timeout={timeout!r} must be a number of seconds above 0")
+    if not (_is_number(timeout) and 0 < timeout <= LONGEST):
+        raise ConfigurationError(
+            f"singleton_lock_store_timeout={timeout!r} must be a number of seconds above 0 and at most a year"
+        )
     limit = _given(conf, "singleton_lock_pool_limit", 10)
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise ConfigurationError(f"singleton_lock_pool_limit={limit!r} must be a number from 1")

@@ -42,12 +42,18 @@ def canonical(value: Any, where: str, depth: int = 0) -> Any:
     """
     kind = type(value)
     if kind is int and not -_LARGEST < value < _LARGEST:
-        raise SignatureError(f"parameter {where!r}: the int is too large to make a key of")
+        raise _refused(where, "an int that is too large to write down has no key")
     if kind in _PLAIN:
         return value
     if isinstance(value, Enum):
         return canonical(value.value, where, depth)
     return _scalar(value) or _compound(value, where, depth)
+
+
+def _refused(where: str, why: str) -> SignatureError:
+    return SignatureError(
+        f"parameter {where!r}: {why}; choose parameters with unique_on, or make the key with lock_key"
+    )
 
 
 def _encode(form: Any) -> str:
@@ -75,19 +81,16 @@ def _compound(value: Any, where: str, depth: int) -> Any:
     """The form of containers, and of subclasses of the plain types."""
     for plain in (int, float, str):
         if isinstance(value, plain):
-            return plain.__str__(value) if plain is str else plain(value)
+            return canonical(plain.__str__(value) if plain is str else plain(value), where, depth)
     if depth >= MAX_DEPTH:
-        raise SignatureError(f"parameter {where!r} is nested more than {MAX_DEPTH} deep")
+        raise _refused(where, f"a {type(value).__qualname__} that is nested more than {MAX_DEPTH} deep has no key")
     if isinstance(value, (list, tuple)):
         return ["list", *(canonical(item, where, depth + 1) for item in value)]
     if isinstance(value, Mapping):
         return ["dict", {_json_key(k, where): canonical(v, where, depth + 1) for k, v in value.items()}]
     if isinstance(value, (set, frozenset)):
         return ["set", *sorted((canonical(item, where, depth + 1) for item in value), key=_encode)]
-    raise SignatureError(
-        f"parameter {where!r}: a {type(value).__qualname__} has no stable form to make a key of; "
-        "choose parameters with unique_on, or make the key with lock_key"
-    )
+    raise _refused(where, f"a {type(value).__qualname__} has no stable form to make a key of")
 
 
 def _json_key(key: Any, where: str) -> str:
@@ -99,8 +102,8 @@ def _json_key(key: Any, where: str) -> str:
     if key is None or isinstance(key, bool):
         return {None: "null", True: "true", False: "false"}[key]
     if isinstance(key, (int, float)):
-        return _encode(key)
-    raise SignatureError(f"parameter {where!r}: a {type(key).__qualname__} cannot be a dict key in JSON")
+        return _encode(canonical(key, where))
+    raise _refused(where, f"a {type(key).__qualname__} cannot be a dict key in JSON")
 
 
 def digest(form: Any) -> str:

@@ -60,7 +60,7 @@ def open_store(settings: Settings, limit: int) -> LockStore:
         return MemoryStore()
     from celery_singleton_lock.stores.redis import RedisStore, connector
 
-    connect = connector(settings.url, settings.options, settings.tls)
+    connect = connector(settings.url, settings.options, settings.tls, settings.store_timeout)
     return RedisStore(connect, settings.store_timeout, limit)
 
 

@@ -24,5 +24,5 @@ lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 #: ``key``, ``task_id``, ``holder``, ``policy``: a duplicate was met, and this policy decides. Sent once per decision.
 duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy"})
 
-#: ``key``, ``task_id``, ``error``: the store did not answer, or refused. ``task_id`` is empty for a renewal.
+#: ``key``, ``task_id``, ``error``: the store did not answer, or refused.
 store_error = Signal(name="store_error", providing_args={"key", "task_id", "error"})

@@ -305,19 +305,22 @@ def _holder(reply: Sequence[Any]) -> Holder:
     return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000)
 
 
-def connector(url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+def connector(
+    url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None = None, timeout: float = 1.0
+) -> Callable[[], Any]:
     """A function that makes connections to the server that a URL names, as Celery spells URLs.
 
     Arguments:
         url: ``redis://``, ``rediss://``, ``redis+socket://`` or ``sentinel://`` (several, separated by semicolons).
         options: Celery's transport options; `master_name`, `sentinel_kwargs`, `username` and `password` are used.
         tls: certificate options as in Celery's `redis_backend_use_ssl`.
+        timeout: seconds in which all Sentinels together must tell which server it is.
 
     Raises:
         ConfigurationError: the URL or the options do not name a server.
     """
     try:
-        return _connector(url, options, tls)
+        return _connector(url, options, tls, timeout)
     except ConfigurationError:
         raise
     except TypeError as error:  # an option that redis-py does not know
@@ -326,12 +329,14 @@ def connector(url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | Non
         raise ConfigurationError("singleton_lock_url cannot be read; are special characters percent-encoded?") from None
 
 
-def _connector(url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None) -> Callable[[], Any]:
+def _connector(
+    url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None, timeout: float
+) -> Callable[[], Any]:
     wanted: dict[str, Any] = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), **_RESP2}
     wanted.update({name: options[name] for name in ("username", "password") if options.get(name)})
     scheme = urlsplit(url).scheme
     if scheme == "sentinel":
-        return _sentinel(url, options, tls, wanted)
+        return _sentinel(url, options, tls, timeout, wanted)
     found = dict(_parse_url(_as_redis_py_spells(url)))
     for name in ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections"):
         found.pop(name, None)  # ours are used
@@ -369,7 +374,9 @@ def _host_checked(options: dict[str, Any]) -> dict[str, Any]:
     return {"ssl_check_hostname": not unchecked, **options}
 
 
-def _sentinel(url: str, options: Mapping[str, Any], tls: Any, wanted: dict[str, Any]) -> Callable[[], Any]:
+def _sentinel(
+    url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
+) -> Callable[[], Any]:
     if not options.get("master_name"):
         raise ConfigurationError(
             "singleton_lock_url: a sentinel:// URL needs master_name in Celery's transport options"
@@ -378,13 +385,18 @@ def _sentinel(url: str, options: Mapping[str, Any], tls: Any, wanted: dict[str, 
     last = parts[-1]
     wanted |= {"db": int(last.path.strip("/") or 0)}
     wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
-    bounds = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0)}
+    share = timeout / len(parts) / 2  # they are asked in turn, each by a connection and a command
+    bounds = {"socket_timeout": share, "socket_connect_timeout": share, "retry": Retry(NoBackoff(), 0)}
     asked = {**bounds, **(options.get("sentinel_kwargs") or {})}
     sentinel = _Sentinel([(part.hostname, part.port or 26379) for part in parts], sentinel_kwargs=asked)
     base: Any = SentinelManagedSSLConnection if tls else SentinelManagedConnection
     kind = type(f"Bounded{base.__name__}", (_Deadline, base), {})
     pool = _SentinelPool(
-        options["master_name"], sentinel, ssl=bool(tls), connection_class=kind, **{**wanted, **_tls(tls or {})}
+        options["master_name"],
+        sentinel,
+        ssl=bool(tls),
+        connection_class=kind,
+        **{**wanted, **(_host_checked(_tls(tls)) if tls else {})},
     )
     make: Callable[[], Any] = pool.make_connection
     return make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -159,6 +160,22 @@ def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
         call()
     took = time.monotonic() - began
     assert took < timeout + SLACK, f"{took:.2f} s with a timeout of {timeout} s"
+
+
+def test_sentinels_that_hang(impostor: Callable[..., Impostor], claim: MakeClaim) -> None:
+    """The deadline is over all Sentinels together that are asked for the server."""
+    url = ";".join(f"sentinel://127.0.0.1:{impostor(hang).port}" for _ in range(3))
+    store = RedisStore(connector(url, {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
+    bounded(lambda: store.acquire(claim()))
+
+
+def test_sentinels_with_tls_check_the_name() -> None:
+    """By way of Sentinel the server's name is checked, too, where its certificate is."""
+    options = {"master_name": "m"}
+    connection = connector("sentinel://127.0.0.1:1", options, {"ssl_cert_reqs": ssl.CERT_REQUIRED})()
+    assert connection.check_hostname
+    unchecked = connector("sentinel://127.0.0.1:1", options, {"ssl_cert_reqs": ssl.CERT_NONE})()
+    assert not unchecked.check_hostname
 
 
 @every_call

@@ -517,6 +517,16 @@ class TestSameTaskId:
         bench.settle(last.parent.id)
         assert 1 == ran(bench, "a")
 
+    def test_chord_first_fails(self, bench: Bench) -> None:
+        """The chord fails with the first attempt, as Celery has it; the second runs all the same, and is the member's result."""
+        first = bench.job("skip").si(bench.tag, ["hold_raise", "return"])
+        result = self.held_twice(bench, chord([first, other(bench)], collect(bench)))
+        bench.let_go()
+        bench.wait_for_state(result, states.FAILURE)
+        bench.wait_for("start", count=2)
+        bench.wait_for_state(result.parent.results[0], states.SUCCESS)
+        assert [] == collected(bench)
+
     def test_first_dies(self, bench: Bench) -> None:
         """An attempt whose earlier one was killed runs; it is never taken for a duplicate."""
         result = self.held_twice(bench, bench.job("skip").si(bench.tag, ["hold", "return"]))

@@ -83,6 +83,22 @@ class TestRetry:
         assert isinstance(bench.error(result), StoreUnavailable)
         assert [] == bench.starts()
 
+    def test_cannot_publish_either_chain(self, bench: Bench, away: RedisServer, no_publish: None) -> None:
+        """A chain ends there: nobody waits for what does not come."""
+        bench.allow_publishing(False)
+        last = chain(bench.job("store_retry").si(bench.tag), then(bench))()
+        assert isinstance(bench.error(last.parent), StoreUnavailable)
+        assert isinstance(bench.error(last), StoreUnavailable)
+        assert [] == bench.starts()
+
+    def test_cannot_publish_either_chord(self, bench: Bench, away: RedisServer, no_publish: None) -> None:
+        """A chord fails with its member."""
+        bench.allow_publishing(False)
+        job = bench.job("store_retry")
+        result = chord([job.si(bench.tag), job.si(bench.other_tag("other"))])(collect(bench))
+        assert isinstance(bench.error(result), StoreUnavailable)
+        assert [] == bench.starts()
+
     def test_cannot_publish_either_late(self, bench: Bench, away: RedisServer, no_publish: None) -> None:
         """Late acknowledgement: the message goes back to the queue, and is run in the end."""
         bench.allow_publishing(False)

@@ -391,13 +391,38 @@ def test_refusal_offers_a_way_out() -> None:
         of_value(Opaque())
 
 
-def test_huge_integer_refusal_names_the_parameter() -> None:
-    """An integer that Python will not write in decimal is refused by name as everything else is."""
+class Count(int):
+    """A subclass of a plain type."""
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (10**5000, "int"),
+        ([Count(10**5000)], "int"),
+        ({10**5000: 1}, "int"),
+        ({Count(10**5000): 1}, "int"),
+        (nested(70), "list"),
+        ({b"key": 1}, "bytes"),
+        ({(1, 2): 1}, "tuple"),
+        (Opaque(), "Opaque"),
+    ],
+    ids=["int", "subclass", "int key", "subclass key", "deep", "bytes key", "tuple key", "object"],
+)
+def test_refusal_names_parameter_and_type(value: Any, kind: str) -> None:
+    """Whatever has no key is refused by the parameter's name and its type, with a way to go on."""
 
     def run(amount: Any) -> None: ...
 
-    with pytest.raises(SignatureError, match="amount"):
-        key_of(run, 10**5000)
+    with pytest.raises(SignatureError, match=rf"'amount'.*\b{kind}\b.*unique_on.*lock_key"):
+        key_of(run, value)
 
 
 def test_repr_is_never_used() -> None:
