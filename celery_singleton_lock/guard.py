@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,13 +16,12 @@ from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.interrupt import interrupt_here
 from celery_singleton_lock.interrupt import run as run_interruptible
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.outcome import refused, store_away
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.outcome import refused, unanswered
 from celery_singleton_lock.plan import Plan, plan_of
 from celery_singleton_lock.report import send
 from celery_singleton_lock.runtime import Runtime, runtime_of
 from celery_singleton_lock.stores import Answer, Claim, Verdict
-
-logger = logging.getLogger("celery_singleton_lock")
 
 Body = Callable[[], Any]
 
@@ -72,13 +70,10 @@ def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim
     setattr(request, DOUBT, claim)
     try:
         verdict, sent_at = _acquire(runtime, claim)
-    except StoreUnavailable as error:
-        store_away(task, request, plan.options, claim.lock, error)
+    except StoreError as error:
+        unanswered(task, request, plan.options, claim.lock, error)
         setattr(request, LEASE, Lease(claim.lock))
         return body()
-    except StoreError as error:
-        send(signals.store_error, task, key=claim.lock, task_id=request.id, error=error)
-        raise
     if verdict.answer is not Answer.GRANTED:
         setattr(request, DOUBT, None)
         return refused(task, request, plan.options, claim, verdict)
@@ -136,7 +131,7 @@ def _run(lease: Lease, body: Body) -> Any:
 
 
 def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None:
-    """Give a lease back, once; where the store is away it is left to expire.
+    """Give a lease back, once; where the store is away, as soon as it is back, unless it has expired by then.
 
     Arguments:
         request: of the task whose body is over.
@@ -155,9 +150,10 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
             setattr(request, TWIN, claim)
     except StoreError as error:
         logger.warning(
-            "Task %s[%s]: its lock %s was left to expire: %s", lease.task.name, claim.task_id, lease.key, error
+            "Task %s[%s]: its lock %s could not be released yet: %s", lease.task.name, claim.task_id, lease.key, error
         )
         send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
+        runtime.renewer.doubt(claim)
     else:
         if not lease.lost:
             send(signals.lock_released, lease.task, lease=lease)

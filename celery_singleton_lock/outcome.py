@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
@@ -13,15 +12,28 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.attempt import POSTPONED, attempt_of
 from celery_singleton_lock.config import Options
 from celery_singleton_lock.dropped import revoke_dropped
-from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreUnavailable
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.policy import Policy, RetryLater, Skip, as_policy
 from celery_singleton_lock.report import send
 from celery_singleton_lock.stores import Answer, Claim, Verdict
 
-logger = logging.getLogger("celery_singleton_lock")
-
 FIRST_LOOK = 0.2  # seconds until another attempt of the same task id is looked at again
+
+
+class _Postponed(NamedTuple):
+    """What became of a message so far, in a header of it.
+
+    Arguments:
+        times: how often it was published again as a duplicate, or because the store was away.
+        waited: seconds of delay in all of these.
+        looks: how often since then it was published again to see how another delivery of it ends.
+    """
+
+    times: int = 0
+    waited: float = 0.0
+    looks: int = 0
 
 
 def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Verdict) -> Any:
@@ -33,7 +45,9 @@ def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Ve
     """
     holder = verdict.holder or Holder()
     if verdict.answer is Answer.ENDED:
-        logger.info("Task %s[%s] dropped: another delivery of it has succeeded", task.name, request.id)
+        logger.info(
+            "Task %s[%s] dropped: another delivery of it has held %s and succeeded", task.name, request.id, claim.lock
+        )
         raise Ignore("another delivery of this task has succeeded")
     if holder.task_id == request.id and not request.is_eager:
         _look_again(task, request, options, claim, holder)
@@ -48,18 +62,20 @@ def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Ve
     raise error
 
 
-def store_away(task: Any, request: Any, options: Options, key: str, error: StoreUnavailable) -> None:
-    """The store could not be asked; returns where the body is to run unprotected.
+def unanswered(task: Any, request: Any, options: Options, key: str, error: StoreError) -> None:
+    """The store could not be asked, or refused; returns where the body is to run unprotected.
 
     Raises:
+        StoreError: it refused.
         StoreUnavailable: the option says so, or trying again later is not possible.
         Retry, Reject: it is tried again later.
     """
     logger.warning("Task %s[%s]: no lock %s: %s", task.name, request.id, key, error)
     send(signals.store_error, task, key=key, task_id=request.id, error=error)
-    if options.on_store_error == "run":
+    away = isinstance(error, StoreUnavailable)
+    if away and options.on_store_error == "run":
         return
-    if options.on_store_error == "retry":
+    if away and options.on_store_error == "retry":
         policy = options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
         _postpone(task, request, policy, error)
     raise error
@@ -102,11 +118,11 @@ def _postpone(task: Any, request: Any, policy: RetryLater, error: Exception) -> 
         Reject: it could not be published, but its message can go back to the broker.
         Exception: it could not be published: the given error.
     """
-    times, waited = _postponed(request)
+    times, waited, _ = _postponed(request)
     if request.is_eager or waited >= policy.max_wait:
         return
     delay = policy.delay_for(times, waited)
-    again = _again(task, request, delay, times, waited)
+    again = _again(task, request, delay, _Postponed(times + 1, waited + delay))
     _publish(task, again, error)
     logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
     raise Retry(when=delay, sig=again)
@@ -114,28 +130,28 @@ def _postpone(task: Any, request: Any, policy: RetryLater, error: Exception) -> 
 
 def _look_again(task: Any, request: Any, options: Options, claim: Claim, holder: Holder) -> NoReturn:
     """Another delivery of this very message runs: leave its state alone, and come back to see how it ended."""
-    times, waited = _postponed(request)
+    before = _postponed(request)
     longest = options.on_duplicate.delay if isinstance(options.on_duplicate, RetryLater) else RetryLater.delay
-    delay = min(FIRST_LOOK * 2 ** min(times, 64), max(longest, FIRST_LOOK))
+    delay = min(FIRST_LOOK * 2 ** min(before.looks, 64), max(longest, FIRST_LOOK))
     logger.info(
         "Task %s[%s] is running in another delivery of it: %s is held by %s", task.name, request.id, claim.lock, holder
     )
     try:
-        _publish(task, _again(task, request, delay, times, waited), DuplicateTask(claim.lock, holder))
+        again = _again(task, request, delay, before._replace(looks=before.looks + 1))
+        _publish(task, again, DuplicateTask(claim.lock, holder))
     except DuplicateTask as error:
         logger.error("Task %s[%s]: this delivery of it is lost: %s", task.name, request.id, error.__cause__)
     raise Ignore("another delivery of this task is running")
 
 
-def _postponed(request: Any) -> tuple[int, float]:
-    """How often this message has been published again by us, and the sum of the delays."""
+def _postponed(request: Any) -> _Postponed:
     found = (request.headers or {}).get(POSTPONED) or {}
-    return int(found.get("times", 0)), float(found.get("waited", 0.0))
+    return _Postponed(int(found.get("times", 0)), float(found.get("waited", 0)), int(found.get("looks", 0)))
 
 
-def _again(task: Any, request: Any, delay: float, times: int, waited: float) -> Any:
+def _again(task: Any, request: Any, delay: float, postponed: _Postponed) -> Any:
     """The message as it came, with what `Task.signature_from_request` (5.7) leaves out."""
-    headers = {**(request.headers or {}), POSTPONED: {"times": times + 1, "waited": waited + delay}}
+    headers = {**(request.headers or {}), POSTPONED: postponed._asdict()}
     options = {
         "countdown": delay,
         "retries": request.retries,

@@ -6,7 +6,6 @@ deadline, which counts from before the last successful call was sent.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,9 +17,8 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import Alarm, Hub, native_lock, start_native_thread
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
-
-logger = logging.getLogger("celery_singleton_lock")
 
 BATCH = 100
 DOUBTS = 1000  # how many are kept in mind; those left out expire
@@ -96,7 +94,7 @@ def tell(hub: Hub, callback: Callable[[], object]) -> None:
 
 @dataclass
 class _Doubt:
-    """A claim that was never answered: when it is given back next, and whether the store has confirmed that once."""
+    """A claim of nobody that the store may hold: when it is given back next, and whether the store has confirmed that once."""
 
     claim: Claim
     due: float
@@ -152,7 +150,7 @@ class Renewer:
                 pass
 
     def doubt(self, claim: Claim) -> None:
-        """Give back what this claim may have got, though no answer came: now, or as soon as the store is back."""
+        """Give back what this claim may have, though the store has not said so: now, or as soon as it is back."""
         if len(self._doubts) < DOUBTS:
             time = self._clock()
             self._doubts[claim.token] = _Doubt(claim, time)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -10,8 +9,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.concurrency import Hub
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.lease import Lease
-
-logger = logging.getLogger("celery_singleton_lock")
+from celery_singleton_lock.log import logger
 
 
 class Reporter:
@@ -29,19 +27,21 @@ class Reporter:
             self._hub.call(partial(send, signals.lock_renewed, lease.task, lease=lease))
 
     def lost(self, lease: Lease) -> None:
-        logger.warning("Task %s[%s] lost its lock %s and is still running", *_who(lease))
+        logger.warning("Task %s[%s] on %s (pid %d) lost its lock %s and is still running", *_who(lease))
         send(signals.lock_lost, lease.task, lease=lease)
 
     def retaken(self, lease: Lease) -> None:
-        logger.warning("Task %s[%s] took its lock %s again: the store had lost it", *_who(lease))
+        logger.warning("Task %s[%s] on %s (pid %d) took its lock %s again: the store had lost it", *_who(lease))
 
     def unreachable(self, lease: Lease, error: StoreError) -> None:
-        logger.warning("Task %s[%s]: its lock %s could not be renewed for now: %s", *_who(lease), error)
+        logger.warning("Task %s[%s] on %s (pid %d): its lock %s could not be renewed for now: %s", *_who(lease), error)
         send(signals.store_error, lease.task, key=lease.key, task_id=_who(lease)[1], error=error)
 
 
-def _who(lease: Lease) -> tuple[str, str, str]:
-    return lease.task.name, lease.claim.task_id if lease.claim else "", lease.key
+def _who(lease: Lease) -> tuple[str, str, str, int, str]:
+    """The task that has, or had, this lease, and where it runs."""
+    assert lease.claim is not None
+    return lease.task.name, lease.claim.task_id, lease.claim.node, lease.claim.pid, lease.key
 
 
 def send(signal: Any, task: Any, **named: Any) -> None:

@@ -6,7 +6,6 @@ needs no word from the child, which may hold the GIL, be stopped, or be dead.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import select
@@ -16,10 +15,9 @@ from dataclasses import dataclass
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal import BATCH
 from celery_singleton_lock.stores import Claim, LockStore
-
-logger = logging.getLogger("celery_singleton_lock")
 
 POLL = 0.5  # seconds between looks at children whose death cannot be waited for
 

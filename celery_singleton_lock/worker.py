@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import bootsteps
@@ -12,12 +11,11 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock.attempt import PROPERTY, Attempt
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.guard import after_run
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.outcome import serializer_of
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.stores import Claim
-
-logger = logging.getLogger("celery_singleton_lock")
 
 
 def prepare(app: Any) -> None:

@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "what was granted to nobody is given back",
         "guard.py",
-        "    runtime.renewer.doubt(claim)\n",
-        "",
+        "success=False)\n    runtime.renewer.doubt(claim)\n",
+        "success=False)\n",
         "test_row_10.py::test_stopped_for_three_ttl",
     ),
     Mutant(

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
 
@@ -21,6 +22,7 @@ from celery_singleton_lock import (
     LockLost,
     RetryLater,
     SingletonTask,
+    StoreError,
     StoreUnavailable,
     guard,
     renewal,
@@ -230,6 +232,152 @@ def test_duplicate_gives_nothing_back(singleton: Singleton, store: Store) -> Non
     with hold(task):
         assert "IGNORED" == deliver(task).info.state
         assert [] == store.released
+
+
+# -- a release that the store did not confirm ---------------------------------------------------
+
+
+@pytest.mark.parametrize("arrived", [False, True], ids=["not done", "done unheard"])
+def test_release_is_made_up_for(singleton: Singleton, store: Store, clock: Ahead, arrived: bool) -> None:
+    """What could not be released is released when the store is back, not a TTL later; nobody else's lock is."""
+
+    @singleton(name="x", lock_ttl=30)
+    def task() -> None:
+        store.away = True
+
+    deliver(task)
+    renewer = guard.runtime_of(task.app).renewer
+    renewer.sweep()
+    assert "id-1" == assert_held(task).task_id
+    store.away = False
+    if arrived:
+        task.force_unlock()
+        assert store.acquire(others(task)).answer is Answer.GRANTED
+    clock.advance(3)
+    renewer.sweep()
+    if arrived:
+        assert "other" == assert_held(task).task_id
+    else:
+        assert_free(task)
+
+
+# -- another delivery of the same message --------------------------------------------------------
+
+
+def look(task: Any, postponed: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Deliver a message whose task id holds the lock; answers the delay of what is published, and its header."""
+    app = task.app
+    runtime = guard.runtime_of(app)
+    claim = Claim(plan_of(task).base, plan_of(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    assert runtime.store.acquire(claim).answer is Answer.GRANTED
+    with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        before = datetime.now(timezone.utc)
+        assert "IGNORED" == deliver(task, headers={"singleton_postponed": postponed}).info.state
+        headers = queue.get(timeout=5).headers
+    return (datetime.fromisoformat(headers["eta"]) - before).total_seconds(), headers["singleton_postponed"]
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "retry", RetryLater(delay=2, max_wait=1)])
+def test_first_look_comes_soon(singleton: Singleton, store: Store, policy: Any) -> None:
+    """However often a message was postponed as a duplicate, its own other delivery is looked at again after 0.2 s."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    delay, header = look(task, {"times": 7, "waited": 90.0})
+    assert 0.2 <= delay < 0.4
+    assert {"times": 7, "waited": 90.0, "looks": 1} == header
+
+
+@pytest.mark.parametrize(("looks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
+def test_looks_double_up_to_the_policys_delay(singleton: Singleton, store: Store, looks: int, delay: float) -> None:
+    """Later looks double their distance up to the policy's delay, and do not count as waiting for others."""
+
+    @singleton(name="x", on_duplicate=RetryLater(delay=2, max_wait=1))
+    def task() -> None: ...
+
+    found, header = look(task, {"times": 1, "waited": 0.5, "looks": looks})
+    assert delay <= found < delay + 0.2
+    assert {"times": 1, "waited": 0.5, "looks": looks + 1} == header
+
+
+def test_looks_begin_anew_after_a_wait_for_others(singleton: Singleton, store: Store) -> None:
+    """A duplicate of other work that is postponed has, when it meets its own other delivery again, a first look again."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    with hold(task):
+        outcome = deliver(task, headers={"singleton_postponed": {"times": 1, "waited": 5.0, "looks": 4}})
+    (header,) = (outcome.info.retval.sig.options["headers"]["singleton_postponed"],)
+    assert (2, 0) == (header["times"], header["looks"])
+
+
+# -- log lines -----------------------------------------------------------------------------------
+
+
+def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """A store that refuses raises, under any setting, and is named in one WARNING with key and task id."""
+
+    @singleton(name="x", on_store_error="run")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    store.answering = [raising(StoreError("NOPERM"))]
+    with heard(signals.store_error) as seen:
+        assert isinstance(deliver(task).info.retval, StoreError)
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
+    assert f"Task x[id-1]: no lock {task.lock_key_for()}: NOPERM" == line
+    assert ["store_error"] == seen
+
+
+def test_dropped_copy_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The line of a copy that is dropped has its task id and the key."""
+
+    @singleton(name="x")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    caplog.set_level("INFO", "celery_singleton_lock")
+    claim = Claim(plan_of(task).base, plan_of(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    store.settle(claim, success=True)
+    assert "IGNORED" == deliver(task).info.state
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
+    assert line.startswith("Task x[id-1] dropped: ")
+    assert task.lock_key_for() in line
+
+
+def test_lost_lease_is_logged_with_its_holder(
+    singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of a loss says which task, where it runs, and which key."""
+
+    @singleton(name="x", bind=True)
+    def task(self: Any) -> None:
+        take(task, self.lease)
+
+    deliver(task)
+    key = task.lock_key_for()
+    told = threading.Event()
+    guard.runtime_of(task.app).hub.call(told.set)
+    assert told.wait(5)
+    wanted = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running"
+    assert wanted in [record.getMessage() for record in caplog.records]
+
+
+def test_control_characters_do_not_make_lines(
+    singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ids come with messages: a line break in one is escaped, as are other control characters."""
+
+    @singleton(name="x", on_duplicate="raise")
+    def task() -> None: ...
+
+    with hold(task):
+        deliver(task, task_id="id\n2\x1b[31m\u2028 é")
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
+    assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] refused: ")
 
 
 # -- a grant that came too late ----------------------------------------------------------------
@@ -476,7 +624,7 @@ def test_released_is_not_told_of_a_lease_past_its_deadline(singleton: Singleton,
 
 
 def test_released_is_not_told_when_it_failed(singleton: Singleton, store: Store) -> None:
-    """A lock that was left to expire has not been released: the store's error is told instead."""
+    """A lock that could not be given back has not been released: the store's error is told instead."""
 
     @singleton(name="x")
     def task() -> str:

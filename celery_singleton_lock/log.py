@@ -1,0 +1,26 @@
+"""The log of this library. Ids and names come with messages, so that control characters in them must not make lines."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+
+def _escaped(argument: Any) -> Any:
+    if isinstance(argument, (int, float)):
+        return argument
+    text = str(argument)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _Escape(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_escaped(argument) for argument in record.args)
+        return True
+
+
+logger = logging.getLogger("celery_singleton_lock")
+logger.addFilter(_Escape())
