@@ -18,6 +18,7 @@ from celery import Celery
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores import redis as redis_module
 from celery_singleton_lock.stores.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
@@ -440,6 +441,30 @@ def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str)
     setattr(connection, at, late)
     assert [Renewed.DONE] == store.renew([one], 0.1)
     store.release(one, success=True)
+    store.close()
+
+
+def test_kept_from_running_beside_a_slow_store(
+    own_server: StartServer, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a call waits `GRACE` for its answer, and not only for what lies there already."""
+    monkeypatch.setattr(redis_module, "GRACE", 3.0)
+    server = own_server()
+    connection = connector(server.url(), {})()
+    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store.acquire(one)
+    store.renew([one])  # so that the server has the script
+    send, go_on = connection.send_packed_command, threading.Timer(0.5, server.resume)
+
+    def late(*args: Any) -> None:
+        time.sleep(0.2)
+        server.pause()
+        go_on.start()
+        send(*args)
+
+    connection.send_packed_command = late
+    assert [Renewed.DONE] == store.renew([one], 0.1)
+    go_on.join()
     store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import celery
 import pytest
@@ -410,6 +411,27 @@ def run_nothing() -> None: ...
 
 
 # -- Celery's own features ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_arguments_in_results(singleton: Callable[..., Any], app: Celery, extended: bool) -> None:
+    """A skip's result holds the arguments where that of every task does, with ``result_extended``, as the README says."""
+    app.conf.result_extended = extended
+
+    @singleton(name="x")
+    def task(secret: str) -> None: ...
+
+    @app.task(name="plain", shared=False)
+    def plain(secret: str) -> None: ...
+
+    redacted = {"argsrepr": "<redacted>", "kwargsrepr": "<redacted>", "ignore_result": False}
+    skipped, ran = str(uuid4()), str(uuid4())  # Celery's memory backend is one for the whole process
+    with hold(task, "s3cret"):
+        deliver(task, "s3cret", task_id=skipped, **redacted)
+    deliver(plain, "s3cret", task_id=ran, **redacted)
+    metas = [str(app.backend.get_task_meta(task_id)) for task_id in (skipped, ran)]
+    assert ["SUCCESS" in meta for meta in metas] == [True, True]
+    assert ["s3cret" in meta for meta in metas] == [extended, extended]
 
 
 def test_duplicate_is_in_throws(singleton: Singleton) -> None:
