@@ -8,6 +8,7 @@ import celery
 import pytest
 
 from tests.faults.harness import Bench, since
+from tests.faults.ledger import Event
 from tests.servers import until
 
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
@@ -79,6 +80,18 @@ def test_pool_restart() -> None:
         bench.settle()
 
 
+def _added_child(bench: Bench, first: Event, tag: str, what: str) -> None:
+    """A body in a child that came later is seen to like the first one: killed, it frees its own lease and no other."""
+    bench.send("skip", tag, ["hold"])
+    added = bench.body(tag)
+    bench.stay_held(4, first, added)
+    fault = bench.kill_child(added["pid"])
+    bench.measured(f"6 child added by {what} and killed: freed", 6.0, since(fault, bench.gone(added)))
+    assert bench.held(first)
+    bench.go("a")
+    bench.end(first)
+
+
 def test_pool_grows_and_shrinks() -> None:
     """Children that come and go beside a body change nothing for its lease; a new child's body is seen to as well."""
     with Bench(ttl=3) as bench:
@@ -86,14 +99,7 @@ def test_pool_grows_and_shrinks() -> None:
         bench.send("skip", "a", ["hold"], expect="once")
         first = bench.body("a")
         bench.app.control.pool_grow(1, destination=[worker.node])
-        bench.send("skip", "b", ["hold"])
-        second = bench.body("b")
-        bench.stay_held(4, first, second)
-        fault = bench.kill_child(second["pid"])
-        bench.measured("6 child added by remote control and killed: freed", 6.0, since(fault, bench.gone(second)))
-        assert bench.held(first)
-        bench.go("a")
-        bench.end(first)
+        _added_child(bench, first, "b", "remote control")
         bench.app.control.pool_shrink(1, destination=[worker.node])
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()
@@ -113,13 +119,6 @@ def test_autoscale() -> None:
         bench.measured("6 autoscale: freed after the body", SOON, since(bench.end(second), bench.gone(second)))
         bench.wait("death", 30, of=second["pid"])
         bench.app.control.autoscale(3, 2, destination=[worker.node])
-        bench.send("skip", "c", ["hold"])
-        third = bench.body("c")
-        bench.stay_held(1, first, third)
-        fault = bench.kill_child(third["pid"])
-        bench.measured("6 child added by autoscale and killed: freed", 6.0, since(fault, bench.gone(third)))
-        assert bench.held(first)
-        bench.go("a")
-        bench.end(first)
+        _added_child(bench, first, "c", "autoscale")
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()
