@@ -151,6 +151,13 @@ MUTANTS = (
         "test_row_10.py::test_half_open",
     ),
     Mutant(
+        "a release that failed is made up for",
+        "guard.py",
+        "        runtime.renewer.doubt(claim)\n    else:",
+        "    else:",
+        "test_row_10.py::test_body_ends_while_the_store_is_away",
+    ),
+    Mutant(
         "what was granted to nobody is given back",
         "guard.py",
         "success=False)\n    runtime.renewer.doubt(claim)\n",

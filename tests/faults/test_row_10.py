@@ -240,6 +240,26 @@ def test_half_open(pool: str) -> None:
         _untouched(bench, TTL)
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_body_ends_while_the_store_is_away(pool: str) -> None:
+    """What could not be released is released soon after the store's return, and not after a long TTL."""
+    with Bench(ttl=40, proxied=True) as bench:
+        bench.worker(pool, concurrency=2)
+        result = bench.send("skip", "a", ["hold"], expect="once")
+        body = bench.body("a")
+        with bench.schedule.during("pause") as fault:
+            bench.proxy.hanging.set()
+            bench.go("a")
+            assert "held" == result.get(timeout=10)
+            bench.wait("store error", task_id=body["task_id"])
+            bench.last(2)
+            assert bench.held(body)
+            bench.proxy.hanging.clear()
+        bench.measured(f"10 ended while the store was away, {pool}: freed", 4.0, bench.gone(body) - fault.until)
+        assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        bench.settle()
+
+
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("pool", POOLS)
 def test_reply_lost(pool: str, after: int) -> None:
