@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
 
@@ -13,9 +13,9 @@ from celery_singleton_lock.holder import Holder
 ENDED_TTL = 3600.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
-    """One attempt's request for a lease.
+    """One attempt's request for a lease. It is never changed: stores keep what they made of it.
 
     Arguments:
         base: what all keys of the task start with, a cluster's hash tag included.
@@ -33,6 +33,8 @@ class Claim:
     node: str = ""
     pid: int = 0
     watched: bool = False
+    #: What a store keeps here, ready to be sent.
+    packed: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def lock(self) -> str:

@@ -11,7 +11,7 @@ import time
 from _thread import allocate_lock
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import sha1
 from importlib.resources import files
 from itertools import islice
@@ -49,14 +49,27 @@ _SentinelPool: Any = SentinelConnectionPool
 
 
 class _Script:
-    """A Lua file and its digest."""
+    """A Lua file and its digest.
 
-    def __init__(self, name: str) -> None:
+    Arguments:
+        name: of the file.
+        keys, args: how many words it takes; renewal takes them once for each lease.
+    """
+
+    def __init__(self, name: str, keys: int, args: int) -> None:
         self.text = (files(__package__) / f"{name}.lua").read_text("utf-8")
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+        self.keys, self.args = keys, args
 
 
-_SCRIPTS = {name: _Script(name) for name in ("acquire", "renew", "release", "holder", "free")}
+_SCRIPTS = {
+    "acquire": _Script("acquire", 3, 6),
+    "renew": _Script("renew", 2, 2),
+    "release": _Script("release", 3, 3),
+    "holder": _Script("holder", 1, 0),
+    "free": _Script("free", 1, 1),
+}
+_RENEWED = {answer.value: answer for answer in Renewed}
 
 
 class _Socket:
@@ -124,27 +137,21 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        reply = self._run(
-            "acquire",
-            (claim.lock, claim.attempt, claim.ended),
-            (claim.token, _ms(claim.ttl), claim.task_id, claim.node, claim.pid, "1" if claim.watched else ""),
-            timeout,
-        )
+        words = _words_of(claim)
+        more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "")
+        reply = self._run("acquire", words.keys + words.ended + words.args + more, timeout)
         answer = Answer(reply[0])
         return Verdict(answer, _holder(reply[1:]) if answer is Answer.HELD else None)
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
-        keys: list[str] = []
-        args: list[Any] = []
-        for claim in claims:
-            keys += (claim.lock if claim.digest else claim.attempt, claim.attempt)
-            args += (claim.token, _ms(claim.ttl))
-        return [Renewed(answer) for answer in self._run("renew", keys, args, timeout)]
+        words = [claim.packed or _words_of(claim) for claim in claims]
+        packed = b"".join([each.keys for each in words] + [each.args for each in words])
+        return [_RENEWED[answer] for answer in self._run("renew", packed, timeout, len(words))]
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
-        lock = claim.lock if claim.digest else claim.attempt
-        args = (claim.token, "1" if success else "", _ms(claim.ttl))
-        return bool(self._run("release", (lock, claim.attempt, claim.ended), args, timeout))
+        words = _words_of(claim)
+        more = _packed("1" if success else "")
+        return bool(self._run("release", words.keys + words.ended + words.args + more, timeout))
 
     def settle(self, claim: Claim, success: bool) -> None:
         if success:
@@ -153,11 +160,11 @@ class RedisStore:
             self._command("DEL", claim.ended)
 
     def holder(self, lock: str) -> Holder | None:
-        reply = self._run("holder", (lock,), ())
+        reply = self._run("holder", _packed(lock))
         return _holder(reply) if reply else None
 
     def free(self, base: str, lock: str) -> Holder | None:
-        reply = self._run("free", (lock,), (f"{base}:attempt:",))
+        reply = self._run("free", _packed(lock, f"{base}:attempt:"))
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -172,19 +179,20 @@ class RedisStore:
             for slot in self._free:
                 slot.drop()
 
-    def _run(self, name: str, keys: Sequence[str], args: Sequence[Any], timeout: float | None = None) -> Any:
-        script = _SCRIPTS[name]
+    def _run(self, name: str, words: bytes, timeout: float | None = None, times: int = 1) -> Any:
         deadline = self._deadline(timeout)
         try:
-            return self._command("EVALSHA", script.sha, len(keys), *keys, *args, deadline=deadline)
+            return self._call(_head("EVALSHA", name, times) + words, deadline)
         except exceptions.NoScriptError:
-            return self._command("EVAL", script.text, len(keys), *keys, *args, deadline=deadline)
+            return self._call(_head("EVAL", name, times) + words, deadline)
+
+    def _command(self, *words: object) -> Any:
+        return self._call(b"*%d\r\n%b" % (len(words), _packed(*words)), self._deadline())
 
     def _deadline(self, timeout: float | None = None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
 
-    def _command(self, *command: Any, deadline: float | None = None) -> Any:
-        deadline = deadline or self._deadline()
+    def _call(self, command: bytes, deadline: float) -> Any:
         try:
             return self._exchange(command, deadline)
         except exceptions.NoScriptError:
@@ -197,7 +205,7 @@ class RedisStore:
         except (exceptions.RedisError, OSError) as error:
             raise StoreUnavailable(f"the store could not be reached: {error}"[:300]) from error
 
-    def _exchange(self, command: Sequence[Any], deadline: float) -> Any:
+    def _exchange(self, command: bytes, deadline: float) -> Any:
         held: list[_Slot] = []
         try:
             self._check_out(held, deadline)
@@ -230,7 +238,7 @@ class RedisStore:
         with suppress(RuntimeError):  # it has rung already, and nobody heard it
             self._bell.release()
 
-    def _talk(self, slot: _Slot, command: Sequence[Any], deadline: float) -> Any:
+    def _talk(self, slot: _Slot, command: bytes, deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
         if slot.dirty:
             slot.drop()
@@ -269,7 +277,7 @@ def _left(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
 
 
-def _sent(connection: Any, command: Sequence[Any]) -> Any:
+def _sent(connection: Any, command: bytes) -> Any:
     for once_more in (True, False):
         if connection._sock is None:
             connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
@@ -283,17 +291,44 @@ def _sent(connection: Any, command: Sequence[Any]) -> Any:
                 raise
 
 
-def _asked(connection: Any, command: Sequence[Any]) -> Any:
+def _asked(connection: Any, command: bytes) -> Any:
     connection.be_patient()
-    connection.send_packed_command([_packed(command)])
+    connection.send_packed_command([command])
     connection.be_patient()
     return connection.read_response()
 
 
-def _packed(command: Sequence[Any]) -> bytes:
-    """A command in RESP. (hiredis 3.5 crashes if a signal handler raises while it packs one.)"""
-    words = [str(word).encode("utf-8", "backslashreplace") for word in command]
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+@lru_cache(maxsize=256)
+def _head(verb: str, name: str, times: int) -> bytes:
+    """What comes before the words that a script takes, so many times."""
+    script = _SCRIPTS[name]
+    keys, args = script.keys * times, script.args * times
+    return b"*%d\r\n%b" % (3 + keys + args, _packed(verb, script.sha if verb == "EVALSHA" else script.text, keys))
+
+
+class _Words:
+    """What several scripts take of a claim, in RESP."""
+
+    __slots__ = ("args", "ended", "keys")
+
+    def __init__(self, claim: Claim) -> None:
+        self.keys = _packed(claim.lock if claim.digest else claim.attempt, claim.attempt)
+        self.ended = _packed(claim.ended)
+        self.args = _packed(claim.token, _ms(claim.ttl))
+
+
+def _words_of(claim: Claim) -> _Words:
+    """These words, made once for all calls."""
+    found: _Words | None = claim.packed
+    if found is None:
+        found = claim.packed = _Words(claim)
+    return found
+
+
+def _packed(*words: object) -> bytes:
+    """Words in RESP. (hiredis 3.5 crashes if a signal handler raises while it packs some.)"""
+    encoded = [str(word).encode("utf-8", "backslashreplace") for word in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
 
 
 def _ms(seconds: float) -> int:
