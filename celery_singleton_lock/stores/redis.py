@@ -117,7 +117,9 @@ class _Deadline:
 
     def be_patient(self) -> None:
         """Leave time for the next step: a body that keeps the GIL may have eaten all there was."""
-        self.deadline = max(self.deadline, time.monotonic() + GRACE)
+        soonest = time.monotonic() + GRACE
+        if self.deadline < soonest:
+            self.deadline = soonest
 
 
 class RedisStore:
@@ -134,6 +136,7 @@ class RedisStore:
         self._timeout = timeout
         self._free = [_Slot() for _ in range(limit)]  # the one used last is used next: few connections are made
         self._gate, self._bell = allocate_lock(), allocate_lock()
+        self._enter = partial(self._gate.acquire, False)
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
@@ -223,7 +226,9 @@ class RedisStore:
         """
         at_gate: list[bool] = []
         try:
-            _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
+            _move(self._enter, at_gate)
+            if not at_gate:
+                _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
             while at_gate and not self._free and time.monotonic() < deadline:
                 self._bell.acquire(True, min(_left(deadline), LOOK))
             if at_gate and self._free:
@@ -235,8 +240,9 @@ class RedisStore:
             raise TimeoutError("no connection to the store was free in time")
 
     def _ring(self) -> None:
-        with suppress(RuntimeError):  # it has rung already, and nobody heard it
-            self._bell.release()
+        if self._bell.locked():  # else it has rung already, and nobody heard it
+            with suppress(RuntimeError):  # another thread was quicker
+                self._bell.release()
 
     def _talk(self, slot: _Slot, command: bytes, deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
@@ -274,7 +280,8 @@ def _move(source: Callable[[], Any], target: list[Any]) -> None:
 
 
 def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
+    left = deadline - time.monotonic()
+    return left if left > 0.001 else 0.001
 
 
 def _sent(connection: Any, command: bytes) -> Any:
