@@ -19,6 +19,7 @@ class Lease:
 
     __slots__ = (
         "_confirm", "claim", "closed", "deadline", "due", "interrupt", "key", "lost", "owned", "retaking", "task",
+        "ttl",
     )  # fmt: skip
 
     def __init__(self, key: str, claim: Claim | None = None, task: Any = None) -> None:
@@ -26,6 +27,8 @@ class Lease:
         self.key = key
         self.claim = claim  # None: there is no lock to lose
         self.task = task
+        #: How long the lease outlives its last renewal.
+        self.ttl = claim.ttl if claim else 0.0
         self.owned = False  # the store has this token, as far as is known
         self.lost = False
         self.closed = False  # the body is over
@@ -52,11 +55,6 @@ class Lease:
     def protected(self) -> bool:
         """Whether there is a lock at all: not in a direct call or an eager run, nor after ``on_store_error="run"``."""
         return self.claim is not None
-
-    @property
-    def ttl(self) -> float:
-        """How long the lease outlives its last renewal."""
-        return self.claim.ttl if self.claim else 0.0
 
     @property
     def watched(self) -> bool:

@@ -170,7 +170,7 @@ class Renewer:
             self._renew(due[start : start + BATCH], self._store)
         # A plan is kept though its lease is gone: a stream of short tasks does not wake the thread for each of them.
         idle = planned if planned > time else math.inf
-        self._planned = min((lease.due for lease in self._leases.copy().values()), default=idle)
+        self._planned = min([lease.due for lease in self._leases.copy().values()], default=idle)
         return min(self._planned, self._clear_doubts())
 
     def _clear_doubts(self) -> float:
@@ -206,15 +206,18 @@ class Renewer:
             self._failed(leases, error, sent_at)
             return
         self._failing = False
+        done, renewed = Renewed.DONE, self._listener.renewed
         for lease, answer in zip(leases, answers, strict=True):
-            if not lease.closed:
-                self._settled(lease, answer, sent_at, take_again)
+            if lease.closed:
+                continue
+            if answer is done:
+                lease.renewed(sent_at)
+                renewed(lease)
+            else:
+                self._refused(lease, answer, take_again)
 
-    def _settled(self, lease: Lease, answer: Renewed, sent_at: float, take_again: bool) -> None:
-        if answer is Renewed.DONE:
-            lease.renewed(sent_at)
-            self._listener.renewed(lease)
-        elif answer is Renewed.GONE:
+    def _refused(self, lease: Lease, answer: Renewed, take_again: bool) -> None:
+        if answer is Renewed.GONE:
             if self._clock() >= lease.deadline:
                 self._lose(lease)
             if take_again:

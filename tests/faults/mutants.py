@@ -111,8 +111,8 @@ MUTANTS = (
     Mutant(
         "deadline counted from before sending",
         "renewal.py",
-        "            lease.renewed(sent_at)\n            self._listener.renewed(lease)",
-        "            lease.renewed(self._clock())\n            self._listener.renewed(lease)",
+        "                lease.renewed(sent_at)\n                renewed(lease)",
+        "                lease.renewed(self._clock())\n                renewed(lease)",
         "test_row_10.py::test_renewal_answered_late",
     ),
     Mutant(
