@@ -32,6 +32,8 @@ DOUBT = "_singleton_doubt"
 #: Attribute of a request: what to settle for a waiting copy of its message.
 TWIN = "_singleton_twin"
 
+_NONE = Lease("")  # there is nothing that could change it
+
 
 def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
     """Run the body under the lock of its signature.
@@ -45,7 +47,7 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
     Raises:
         BaseException: what the body raises, or what its policy says for a duplicate.
     """
-    setattr(request, LEASE, Lease(""))
+    setattr(request, LEASE, _NONE)
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
     plan = plan_of(task)

@@ -69,6 +69,7 @@ _SCRIPTS = {
     "holder": _Script("holder", 1, 0),
     "free": _Script("free", 1, 1),
 }
+_GRANTED = Verdict(Answer.GRANTED)
 _RENEWED = {answer.value: answer for answer in Renewed}
 
 
@@ -142,9 +143,8 @@ class RedisStore:
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         words = _words_of(claim)
         more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "")
-        reply = self._run("acquire", words.keys + words.ended + words.args + more, timeout)
-        answer = Answer(reply[0])
-        return Verdict(answer, _holder(reply[1:]) if answer is Answer.HELD else None)
+        answer, *holder = self._run("acquire", words.keys + words.ended + words.args + more, timeout)
+        return _GRANTED if answer == "granted" else Verdict(Answer(answer), _holder(holder) if holder else None)
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         words = [claim.packed or _words_of(claim) for claim in claims]
