@@ -334,8 +334,13 @@ def _words_of(claim: Claim) -> _Words:
 
 def _packed(*words: object) -> bytes:
     """Words in RESP. (hiredis 3.5 crashes if a signal handler raises while it packs some.)"""
-    encoded = [str(word).encode("utf-8", "backslashreplace") for word in words]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
+    packed = ""
+    for word in words:
+        text = str(word)
+        if not text.isascii():  # the length is counted in bytes, of which each is a character of Latin-1
+            text = text.encode("utf-8", "backslashreplace").decode("latin-1")
+        packed += f"${len(text)}\r\n{text}\r\n"
+    return packed.encode("latin-1")
 
 
 def _ms(seconds: float) -> int:
