@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import celery
 import pytest
-from celery import Celery, Task, chain, current_task, shared_task
+from celery import Celery, Task, chain, chord, current_task, shared_task
+from celery import signals as celery_signals
 from celery.app.trace import build_tracer
 from celery.contrib.abortable import AbortableTask
 from celery.exceptions import Ignore, Retry
@@ -164,6 +165,95 @@ def test_eager_policies(singleton: Singleton) -> None:
             assert "FAILURE" == result.state
             assert isinstance(result.result, DuplicateTask)
             assert (task.lock_key_for(), "held-by-test") == (result.result.key, result.result.holder.task_id)
+
+
+@pytest.fixture(params=["apply", "task_always_eager"])
+def eagerly(request: pytest.FixtureRequest, app: Celery) -> Callable[[Any], Any]:
+    """Runs work in this process, in either of Celery's two ways."""
+    app.conf.task_always_eager = request.param == "task_always_eager"
+    return lambda work: work.apply_async() if app.conf.task_always_eager else work.apply()
+
+
+@pytest.fixture
+def plain(app: Celery) -> Callable[..., Any]:
+    """Makes signatures of a plain task, which goes by the given name; it returns that, or what it is given."""
+
+    def body(value: Any = None) -> Any:
+        return current_task.name if value is None else value
+
+    return lambda name: app.task(name=name, shared=False)(body)
+
+
+@pytest.fixture
+def ended() -> Iterator[list[tuple[str, str]]]:
+    """Names and states of the tasks that have ended."""
+    seen: list[tuple[str, str]] = []
+
+    def note(sender: Any, state: str, **_: Any) -> None:
+        seen.append((sender.name, state))
+
+    celery_signals.task_postrun.connect(note, weak=False)
+    yield seen
+    celery_signals.task_postrun.disconnect(note)
+
+
+def test_eager_skip_at_the_end_of_a_chain(singleton: Singleton, plain: Any, eagerly: Any) -> None:
+    """A duplicate that ends an eager chain gives it the policy's result."""
+
+    @singleton(name="x", on_duplicate=Skip("there"))
+    def task() -> None: ...
+
+    with hold(task):
+        assert "there" == eagerly(chain(plain("before").si(), task.si())).get()
+
+
+def test_eager_skip_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any, ended: Any) -> None:
+    """A member of an eager chord counts as done with the policy's result, and its body runs."""
+
+    @singleton(name="x", on_duplicate=Skip("there"))
+    def task() -> None: ...
+
+    with hold(task):
+        work = chord([task.si(), plain("other").si()], plain("body").s())
+        assert ["there", "other"] == eagerly(work).get()
+    assert [("x", "SUCCESS"), ("other", "SUCCESS"), ("body", "SUCCESS")] == ended
+
+
+@pytest.mark.parametrize("policy", ["retry", "raise"])
+def test_eager_failure_in_a_chain(singleton: Singleton, plain: Any, eagerly: Any, ended: Any, policy: str) -> None:
+    """An eager chain ends with the duplicate that fails: Celery raises its error to whoever applies the chain."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    with hold(task), pytest.raises(DuplicateTask):
+        eagerly(chain(plain("before").si(), task.si(), plain("after").si()))
+    assert [("before", "SUCCESS"), ("x", "FAILURE")] == ended
+
+
+@pytest.mark.parametrize("policy", ["retry", "raise"])
+def test_eager_failure_at_the_end_of_a_chain(singleton: Singleton, plain: Any, eagerly: Any, policy: str) -> None:
+    """A duplicate that fails at the end of an eager chain makes the chain's result a failure with its error."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    with hold(task):
+        result = eagerly(chain(plain("before").si(), task.si()))
+    assert "FAILURE" == result.state
+    assert isinstance(result.result, DuplicateTask)
+
+
+@pytest.mark.parametrize("policy", ["retry", "raise"])
+def test_eager_failure_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any, ended: Any, policy: str) -> None:
+    """An eager chord's body does not run after a duplicate that fails: Celery raises its error once all members have run."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    with hold(task), pytest.raises(DuplicateTask):
+        eagerly(chord([task.si(), plain("other").si()], plain("body").s()))
+    assert [("x", "FAILURE"), ("other", "SUCCESS")] == ended
 
 
 @pytest.mark.parametrize("source", ["option", "setting"])
