@@ -1,0 +1,80 @@
+"""How many connections to the store a worker has, whatever it does at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.bench import Bench
+from tests.integration.nodes import WorkerSpec
+from tests.servers import RedisServer, until
+
+LIMIT = 2
+
+#: Bodies that run at once.
+BODIES = 8
+
+
+@pytest.fixture(scope="module")
+def own_store() -> Iterator[RedisServer]:
+    """A store that nobody but the workers is connected to."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    """The deadline leaves time for a store that stands still, so that no connection is given up over it."""
+    return {
+        "singleton_lock_url": own_store.url(),
+        "singleton_lock_pool_limit": LIMIT,
+        "singleton_lock_store_timeout": 10.0,
+    }
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent", "eventlet"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def worker_specs(pool: str) -> Sequence[WorkerSpec]:
+    return [WorkerSpec(pool, concurrency=BODIES)]
+
+
+class Connections:
+    """The connections to a store of a worker's processes; ``most`` has the highest number seen, by process id."""
+
+    def __init__(self, worker: int, store: RedisServer) -> None:
+        self.most: Counter[int] = Counter()
+        self._worker, self._store = psutil.Process(worker), store
+
+    def look(self) -> Counter[int]:
+        for process in (self._worker, *self._worker.children(recursive=True)):
+            ports = [found.raddr.port for found in process.net_connections("tcp") if found.raddr]
+            self.most[process.pid] = max(self.most[process.pid], ports.count(self._store.port))
+        return +self.most
+
+
+def test_connections_are_bounded(bench: Bench, pool: str, own_store: RedisServer) -> None:
+    """However many bodies end at once, a worker has no more connections than the limit; prefork's processes have one each."""
+    tags = [bench.other_tag(str(number)) for number in range(BODIES)]
+    results = [bench.job("skip_short").delay(tag, "hold") for tag in tags]
+    processes = {bench.wait_for("start", tag)["pid"] for tag in tags} | {bench.worker.container.process.pid}
+    expected = dict.fromkeys(processes, 1 if pool == "prefork" else LIMIT)
+    until(lambda: bench.lock_signals(bench.key("skip_short", tags[0]), "lock_renewed"), "renewed")
+    connections = Connections(bench.worker.container.process.pid, own_store)
+    own_store.pause()  # all releases are under way at the same time
+    try:
+        bench.let_all_go()
+        until(lambda: all(bench.events("end", tag) for tag in tags), "all bodies are over")
+        until(lambda: connections.look() == expected or max(connections.most.values()) > LIMIT, "all connections")
+    finally:
+        own_store.resume()
+    for result in results:
+        assert "held" == bench.get(result)
+    assert expected == connections.look()
