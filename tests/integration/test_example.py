@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -15,7 +17,7 @@ import pytest
 from kombu.transport.redis import Channel
 from redis import Redis
 
-from tests.servers import RedisServer, new_directory, remove_directory, until
+from tests.servers import Process, RedisServer, new_directory, remove_directory, until
 
 PROJECT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -147,3 +149,43 @@ def test_demo_without_any_redis_says_so(start: Start, scratch: Path, tmp_path: P
     assert "--redis-url" in output
     assert left_behind(scratch) == []
     assert list(scratch.iterdir()) == []
+
+
+@pytest.fixture
+def service(scratch: Path) -> Iterator[Callable[..., Process]]:
+    """Starts ``celery -A example_project`` with these words, in a directory and on a Redis of the test's own; both are ended."""
+    with RedisServer() as server, contextlib.ExitStack() as ends:
+        own = {"TMPDIR": str(scratch), "PYTHONPATH": str(PROJECT), "EXAMPLE_REDIS_URL": server.url()}
+
+        def run(*words: str) -> Process:
+            command = [sys.executable, "-m", "celery", "--workdir", str(scratch), "-A", "example_project", *words]
+            process = Process(command, scratch / f"{words[0]}.log", {**os.environ, **own})
+            process.start()
+            ends.callback(process.kill)
+            return process
+
+        yield run
+
+
+def number(directory: Path, query: str) -> int:
+    """Return the number that a query to the example's ledger asks for, 0 where there is no ledger yet."""
+    path = f"file:{directory / 'example_ledger.sqlite3'}?mode=ro"
+    with (
+        contextlib.suppress(sqlite3.OperationalError),
+        contextlib.closing(sqlite3.connect(path, uri=True)) as connection,
+    ):
+        return int(connection.execute(query).fetchone()[0])
+    return 0
+
+
+@pytest.mark.timeout(90)
+def test_worker_and_beat_of_the_command_line(service: Callable[..., Process], scratch: Path) -> None:
+    """Without the demo, too, what beat asks for runs, and is skipped while it runs; worker and beat end when told."""
+    worker, beat = service("worker", "--concurrency", "2"), service("beat")
+
+    until(lambda: number(scratch, "SELECT count(*) FROM runs WHERE ended > 0"), "an import ran", 40)
+    until(lambda: number(scratch, "SELECT count(*) FROM events WHERE kind = 'Skip'"), "another was skipped")
+    for process in (beat, worker):
+        process.signal(signal.SIGTERM)
+        assert 0 == process.wait(15), process.output()
+    assert left_behind(scratch) == []
