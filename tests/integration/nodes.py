@@ -212,9 +212,9 @@ class LocalWorkerNode(CeleryTestWorker):
         """Return the log lines that contain all of these words."""
         return [line for line in self.logs().splitlines() if all(word in line for word in words)]
 
-    def wait_for_lines(self, *words: str, timeout: float = 10.0) -> list[str]:
-        """Wait for log lines that contain all of these words, and return them."""
-        return until(lambda: self.lines(*words), f"log lines with {words}", timeout)
+    def wait_for_lines(self, *words: str, count: int = 1, timeout: float = 10.0) -> list[str]:
+        """Wait for so many log lines that contain all of these words, and return them."""
+        return until(lambda: (found := self.lines(*words))[count - 1 :] and found, f"log lines with {words}", timeout)
 
 
 def _number(name: str | int) -> int:

@@ -383,6 +383,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "default_retry_delay": 60,
     },
     "late": {"acks_late": True, "on_duplicate": SOON},
+    "comes_back": {"acks_late": True, "reject_on_worker_lost": True},
     "store_retry": {"on_duplicate": SOON, "on_store_error": "retry"},
     "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
     "store_auto": {"on_store_error": "raise", "autoretry_for": (Exception,)},

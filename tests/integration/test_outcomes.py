@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import chain, chord, group, states
+from celery import Celery, chain, chord, group, states
 from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult, GroupResult
 
 from celery_singleton_lock import DuplicateTask
 from tests.integration.bench import Bench
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.integration.tasks import make_app
 from tests.servers import until
 
@@ -120,6 +122,21 @@ class TestSkip:
         assert_only_holder_ran(bench, holder)
         bench.let_go()
         assert "held" == bench.get(holder)
+
+    def test_sent_by_name(self, bench: Bench) -> None:
+        """A publisher that knows a task by its name alone gets the same lock, whichever way it spells the call."""
+        stranger = Celery("stranger", set_as_current=False)
+        conf = bench.app.conf
+        for setting in ("broker_url", "result_backend", "task_default_queue"):
+            stranger.conf[setting] = conf[setting]
+        holder = stranger.send_task("job.skip_value", (bench.tag, ["hold", "return"]))
+        bench.wait_for("start")
+        duplicate = stranger.send_task("job.skip_value", kwargs={"tag": bench.tag})
+        assert "already" == bench.get(duplicate)
+        bench.let_go()
+        assert "held" == bench.get(holder)
+        assert "job.skip_value" not in stranger.tasks
+        assert_only_holder_ran(bench, holder)
 
     def test_chain_first(self, bench: Bench) -> None:
         """The rest of the chain is not run and is REVOKED, so that waiting for it ends."""
@@ -452,12 +469,12 @@ class TestRaise:
 
 class TestSameTaskId:
     def held_twice(self, bench: Bench, work: Any) -> AsyncResult:
-        """Publish work whose only step of the bench's tag holds, and deliver that step twice."""
+        """Publish work whose only step of the bench's tag holds, and deliver that step twice: again to the bench's worker."""
         with bench.captured_messages() as messages:
             result = work.apply_async()
         bench.wait_for("start")
         (message,) = [m for m in messages if m["headers"]["task"].startswith("job.")][:1]
-        bench.redeliver(message)
+        bench.redeliver({**message, "routing_key": bench.worker.worker_queue})
         task_id = message["headers"]["id"]
         until(lambda: len(bench.signals(task_id, "task_prerun")) >= 2, "a second attempt")
         bench.worker.wait_for_lines("INFO", task_id, bench.key_of(message))
@@ -534,3 +551,28 @@ class TestSameTaskId:
         bench.wait_for("start", count=2)
         bench.wait_for_state(result, states.SUCCESS)
         assert "done" == result.result
+
+    def test_chord_first_dies(self, bench: Bench) -> None:
+        """A chord whose member was killed in its first process, and comes back, runs its body once, with a later result."""
+        first = bench.job("comes_back").si(bench.tag, ["hold", "return"])
+        result = self.held_twice(bench, chord([first, other(bench)], collect(bench)))
+        # Logged once the first message has been given back, or, after a success of the second, dropped.
+        lost = "WorkerLostError('Worker exited"
+        seen = len(bench.worker.lines(lost))
+        bench.kill_body(bench.starts()[0])
+        assert ["done", "done"] == bench.get(result)
+        bench.worker.wait_for_lines(lost, count=seen + 1)
+        bench.settle(result.parent.results[0].id)
+        assert [["done", "done"]] == collected(bench)
+        assert [states.SUCCESS] * 2 == [one.state for one in result.parent.results]
+
+    def test_chord_first_dies_with_its_worker(self, bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+        """So does one whose member's first worker was killed as a whole, when another worker gets the message."""
+        node = fresh_worker(WorkerSpec("threads", concurrency=1))
+        first = bench.job("skip_short").si(bench.tag, ["hold", "return"]).set(queue=node.worker_queue)
+        result = self.held_twice(bench, chord([first, other(bench)], collect(bench)))
+        node.kill()
+        assert ["done", "done"] == bench.get(result)
+        bench.settle(result.parent.results[0].id)
+        assert [["done", "done"]] == collected(bench)
+        assert [node.hostname(), bench.worker.hostname()] == [start["node"] for start in bench.starts()]
