@@ -219,6 +219,19 @@ def test_eager_skip_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any, e
     assert [("x", "SUCCESS"), ("other", "SUCCESS"), ("body", "SUCCESS")] == ended
 
 
+@pytest.mark.parametrize("policy", ["skip", "retry", "raise"])
+def test_eager_callback(singleton: Singleton, app: Celery, plain: Any, ended: Any, policy: str) -> None:
+    """No callback runs after an eager duplicate."""
+    app.conf.task_always_eager = True  # or callbacks would be published
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    with hold(task):
+        task.apply_async(link=plain("callback").si())
+    assert ["x"] == [name for name, _ in ended]
+
+
 @pytest.mark.parametrize("policy", ["retry", "raise"])
 def test_eager_failure_in_a_chain(singleton: Singleton, plain: Any, eagerly: Any, ended: Any, policy: str) -> None:
     """An eager chain ends with the duplicate that fails: Celery raises its error to whoever applies the chain."""
