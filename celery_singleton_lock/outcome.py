@@ -94,7 +94,7 @@ def _policy(task: Any, options: Options, holder: Holder) -> Policy:
 def _skip(task: Any, request: Any, policy: Skip, claim: Claim, holder: Holder) -> Any:
     logger.info("Task %s[%s] skipped: %s is held by %s", task.name, request.id, claim.lock, holder)
     if request.is_eager:
-        request.callbacks = request.chain = None
+        request.callbacks = None
         return policy.result
     revoke_dropped(task, request)
     task.backend.mark_as_done(request.id, policy.result, request, not _ignores_result(task, request))

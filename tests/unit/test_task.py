@@ -207,6 +207,17 @@ def test_eager_skip_at_the_end_of_a_chain(singleton: Singleton, plain: Any, eage
         assert "there" == eagerly(chain(plain("before").si(), task.si())).get()
 
 
+def test_eager_skip_in_a_chain(singleton: Singleton, plain: Any, eagerly: Any, ended: Any) -> None:
+    """An eager chain goes on after a skipped step, as the README says: Celery tells no step what follows it."""
+
+    @singleton(name="x")
+    def task() -> None: ...
+
+    with hold(task):
+        eagerly(chain(task.si(), plain("after").si()))
+    assert [("x", "SUCCESS"), ("after", "SUCCESS")] == ended
+
+
 def test_eager_skip_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any, ended: Any) -> None:
     """A member of an eager chord counts as done with the policy's result, and its body runs."""
 
@@ -659,7 +670,7 @@ def test_lock_is_free_before_the_result_is_stored(app: Celery) -> None:
 
 
 def test_eager_chain(singleton: Singleton) -> None:
-    """Eagerly the rest of a chain runs after a granted body, and is not run after a skipped one."""
+    """Eagerly the rest of a chain runs after a granted body."""
 
     @singleton(name="first")
     def first() -> str:
