@@ -53,9 +53,7 @@ def run(stage: Stage) -> Section:
 
 def candidates(stage: Stage, raw: RawSocket) -> dict[str, Sample]:
     """One cycle of each."""
-    ours = partial(around_body, stage.tasks[OURS], SCALARS)
-    ours()  # makes plan, connection and scripts
-    commands = stage.sent(ours)
+    ours, commands = partial(around_body, stage.tasks[OURS], SCALARS), stage.commands
     cycles = {
         RAW: raw.all_of(commands),
         STORE: _store_cycle(stage),

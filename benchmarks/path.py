@@ -9,7 +9,7 @@ from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Spread, median_of
 from benchmarks.stage import Stage
-from benchmarks.tasks import BARE, ONCE, OURS, SINGLETON
+from benchmarks.tasks import BARE, ONCE, OURS, SINGLETON, WIRE
 from benchmarks.worker import Drained, Worker
 
 POOLS = ("solo", "prefork")
@@ -17,6 +17,8 @@ HOW = (
     "A batch is published while the worker is kept busy, then drained: seconds of both for each task. One place "
     "in the pool, results ignored, log level WARNING, locks in a store of their own. Added: less the bare "
     "task's of the same round. The peers take their lock when they publish, this library when the task runs. "
+    "The bare task whose body sends the same two commands over a raw socket is the floor: between two "
+    "tasks processes sleep and caches cool, so that they cost more than in a loop. "
     "CPU is that of the process that runs the bodies."
 )
 
@@ -25,17 +27,18 @@ class Batches:
     """Batches of each kind, round by round, and the raw-socket cycle beside them."""
 
     def __init__(self, stage: Stage, pool: str) -> None:
-        self.found: dict[str, list[Drained]] = {kind: [] for kind in stage.tasks}
+        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, WIRE)}
         self.raw: list[float] = []
-        kinds, size = list(stage.tasks), stage.few(200, 60)
+        tasks, size = {**stage.tasks, WIRE: stage.wire}, stage.few(200, 60)
+        kinds = list(tasks)
         with Worker(stage, pool) as worker, stage.socket() as raw:
             cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
-            for task in stage.tasks.values():
+            for task in tasks.values():
                 worker.drain(task, 20)
             for number in range(stage.few(15, 3)):
                 self.raw.append(cycle())
                 for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                    self.found[kind].append(worker.drain(stage.tasks[kind], size))
+                    self.found[kind].append(worker.drain(tasks[kind], size))
 
     def added(self, kind: str) -> list[float]:
         """Seconds that this kind adds to the bare task's whole path."""
@@ -57,7 +60,7 @@ def run(stage: Stage) -> Section:
 
 
 def _table(pool: str, batches: Batches) -> Table:
-    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "added / raw cycle", "CPU, µs")
+    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "/ raw cycle", "/ floor", "CPU, µs")
     return Table(f"One task, {pool}", columns, [(kind, _cells(kind, batches)) for kind in batches.found])
 
 
@@ -68,7 +71,10 @@ def _cells(kind: str, batches: Batches) -> tuple[Cell, ...]:
         _micro([one.drained for one in took]),
         _micro([one.whole for one in took]),
     )
-    added = ("–", "–") if kind == BARE else (_micro(batches.added(kind)), _in_cycles(kind, batches))
+    added: tuple[Cell, ...] = ("–", "–", "–")
+    if kind != BARE:
+        floor = median(batches.added(kind)) / median(batches.added(WIRE))
+        added = (_micro(batches.added(kind)), _in_cycles(kind, batches), f"{floor:.2f}")
     return (*cells, *added, _micro([one.cpu for one in took]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -13,7 +13,8 @@ from celery import Celery
 from redis import Redis
 
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import add_tasks, declare, ignored, make_app, nothing
+from benchmarks.tasks import OURS, SCALARS, WIRE, add_tasks, declare, ignored, make_app, nothing
+from benchmarks.tracer import around_body
 from tests.integration.monitor import Monitor
 from tests.servers import RedisServer
 
@@ -54,6 +55,18 @@ class Stage:
     def ignoring(self) -> Any:
         """A task without a lock that ends as a duplicate does."""
         return declare(self.app, "ignored", None, ignored)
+
+    @cached_property
+    def wire(self) -> Any:
+        """The task of workers that stands for the floor."""
+        return declare(self.app, WIRE.replace(" ", "-"), None, nothing)
+
+    @cached_property
+    def commands(self) -> list[list[str]]:
+        """What one lock cycle of the library sends."""
+        cycle = partial(around_body, self.tasks[OURS], SCALARS)
+        cycle()  # makes plan, connection and scripts
+        return self.sent(cycle)
 
     @cached_property
     def client(self) -> Any:

@@ -16,6 +16,8 @@ SCALARS = (1042, "account-17", 0.0)
 
 #: Names of the tasks, in the order of the tables.
 BARE, OURS, ONCE, SINGLETON = "bare task", "this library", "celery-once", "celery-singleton"
+#: A bare task of workers alone, whose body sends what the library would send, over a raw socket.
+WIRE = "bare task, raw socket"
 
 
 def make_app(broker: str, store: str) -> Celery:

@@ -6,13 +6,16 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
+from functools import cache
 from itertools import count
 
 from celery import Celery
 from redis import Redis
 
 from benchmarks.gates import DONE, OPEN, REACHED
-from benchmarks.tasks import add_tasks, make_app
+from benchmarks.raw import RawSocket
+from benchmarks.tasks import WIRE, add_tasks, declare, make_app
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
 client = Redis.from_url(os.environ["BENCHMARKS_BROKER"])
@@ -64,4 +67,18 @@ def body(number: int, account: str, seconds: float = 1.0) -> None:
     batch.arrived()
 
 
+@cache
+def exchange() -> Callable[[], None]:
+    """What sends the commands of a lock cycle, over a connection of this process's own."""
+    commands = json.loads(os.environ["BENCHMARKS_COMMANDS"])
+    return RawSocket(int(os.environ["BENCHMARKS_STORE"].rpartition(":")[2].partition("/")[0])).all_of(commands)
+
+
+def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
+    """Do nothing, between two commands over a raw socket."""
+    exchange()()
+    batch.arrived()
+
+
+declare(app, WIRE.replace(" ", "-"), None, over_the_wire)
 tasks = add_tasks(app, body)
