@@ -26,7 +26,19 @@ MAX_CALLABLE_KEY = 1024  # bytes
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
-_json = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
+
+def _json_encoder() -> Callable[[Any], str]:
+    """JSON with sorted keys and without blanks; `JSONEncoder.encode` makes its C encoder anew at each call (3.10 to 3.13)."""
+    plain = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:  # it is CPython's own
+        return plain.encode
+    in_c = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, True)
+    return lambda form: "".join(in_c(form, 0))
+
+
+_json = _json_encoder()
 
 
 def canonical(value: Any, where: str, depth: int = 0) -> Any:
@@ -41,7 +53,7 @@ def canonical(value: Any, where: str, depth: int = 0) -> Any:
         SignatureError: the value has no stable form.
     """
     kind = type(value)
-    if kind is int and not -_LARGEST < value < _LARGEST:
+    if kind is int and not abs(value) < _LARGEST:
         raise _refused(where, "an int that is too large to write down has no key")
     if kind in _PLAIN:
         return value
