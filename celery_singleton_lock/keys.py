@@ -134,17 +134,51 @@ def escaped(text: str) -> str:
     )
 
 
+class Binder:
+    """`Signature.bind`, without its walk through the parameters for a call that just fits them.
+
+    All other calls go to `bind` itself, for its errors, and so do those of tasks with ``*args``, ``**kwargs`` or
+    positional-only parameters.
+
+    Arguments:
+        signature: the parameters.
+    """
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        parameters = signature.parameters.values()
+        self.signature = signature
+        self._is_plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
+        self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        self._names = dict.fromkeys(signature.parameters)
+        self._required = {p.name for p in parameters if p.default is p.empty}
+
+    def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What was passed, by name and in the order of the parameters.
+
+        Raises:
+            TypeError: the call does not fit the parameters.
+        """
+        if self._is_plain:
+            named = dict(zip(self._positional, args, strict=False))
+            named.update(kwargs)
+            none_twice = len(named) == len(args) + len(kwargs)
+            if none_twice and self._required <= named.keys() <= self._names.keys():
+                return {name: named[name] for name in self._names if name in named} if kwargs else named
+        return self.signature.bind(*args, **kwargs).arguments
+
+
 @dataclass(frozen=True)
 class KeyPlan:
     """How the arguments of one task become a form to digest.
 
     Arguments:
-        signature: parameters of `run` as the caller sees them.
+        binder: gives the arguments their names, as parameters of `run` that the caller sees.
+        defaults: encoded forms of the defaults.
         unique_on: names of the parameters that count, or None for all.
         lock_key: a template or a callable that makes the key instead, or None.
     """
 
-    signature: inspect.Signature
+    binder: Binder
     defaults: Mapping[str, Any]
     unique_on: Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
@@ -170,7 +204,7 @@ class KeyPlan:
         elif lock_key is not None and not callable(lock_key):
             raise ConfigurationError(f"lock_key={lock_key!r} must be a template or a callable")
         chosen = None if names is None else tuple(sorted(set(names)))
-        return cls(signature, _canonical_defaults(signature), chosen, lock_key)
+        return cls(Binder(signature), _canonical_defaults(signature), chosen, lock_key)
 
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The canonical form of a call.
@@ -181,9 +215,9 @@ class KeyPlan:
         """
         if callable(self.lock_key):
             return ["key", _checked(self.lock_key(*args, **kwargs))]
-        bound = self.signature.bind(*args, **kwargs)
         if self.lock_key is None:
-            return ["call", self._counting(bound.arguments)]
+            return ["call", self._counting(self.binder.arguments(args, kwargs))]
+        bound = self.binder.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return ["template", *_filled(self.lock_key, bound.arguments)]
 

@@ -15,12 +15,12 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
-from celery_singleton_lock.keys import KeyPlan, canonical, digest, escaped
+from celery_singleton_lock.keys import Binder, KeyPlan, canonical, digest, escaped
 from tests.unit.conftest import MakeApp
 
 
@@ -227,6 +227,54 @@ def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any
 
     assert of_value(values) == of_value(dict(items))
     assert key_of(run, **values) == key_of(run, **dict(items))
+
+
+Parameter = inspect.Parameter
+KINDS = list(inspect._ParameterKind)
+PLAIN_KINDS = [Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY]
+
+
+@st.composite
+def signatures(draw: st.DrawFn) -> inspect.Signature:
+    """Any parameters in an order that Python allows, with defaults or without."""
+    kinds = sorted(draw(st.lists(st.sampled_from(draw(st.sampled_from([KINDS, PLAIN_KINDS]))), max_size=5)))
+    optional, found = False, []
+    for number, kind in enumerate(kinds):
+        if kind.name.startswith("VAR"):
+            found += [Parameter("abcde"[number], kind)] if kind not in kinds[:number] else []
+            continue
+        optional = (optional and kind is not Parameter.KEYWORD_ONLY) or draw(st.booleans())
+        found.append(Parameter("abcde"[number], kind, default=0 if optional else Parameter.empty))
+    return inspect.Signature(found)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[inspect.Signature, list[int], dict[str, str]]:
+    """A signature and arguments that fit it, or are a few off."""
+    signature = draw(signatures())
+    names = list(signature.parameters)
+    args = list(range(draw(st.integers(0, len(names)))))
+    missing = draw(st.just(set()) | st.sets(st.sampled_from("abcde")))
+    more = draw(st.just([]) | st.lists(st.sampled_from("abcdef"), max_size=2))
+    named = draw(st.permutations([name for name in names[len(args) :] if name not in missing])) + more
+    return signature, args + draw(st.sampled_from([[], [9]])), {name: name for name in named}
+
+
+def outcome_of(bind: Callable[[], Any]) -> Any:
+    """The arguments in their order, or the error."""
+    try:
+        return list(bind().items())
+    except TypeError as error:
+        return str(error)
+
+
+@given(calls())
+@settings(max_examples=500)
+def test_arguments_are_those_of_bind(call: tuple[inspect.Signature, list[int], dict[str, str]]) -> None:
+    """Arguments get the names, the order and the errors that `inspect.Signature.bind` gives them."""
+    signature, args, kwargs = call
+    expected = outcome_of(lambda: signature.bind(*args, **kwargs).arguments)
+    assert expected == outcome_of(lambda: Binder(signature).arguments(args, kwargs))
 
 
 def test_extra_positionals_count() -> None:
