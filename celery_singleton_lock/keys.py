@@ -25,6 +25,8 @@ MAX_DEPTH = 64
 MAX_CALLABLE_KEY = 1024  # bytes
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
+_AS_IS = _PLAIN - {int}  #: their values need no look at all
+_CONTAINERS = frozenset({list, tuple, dict})
 _LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
 
 
@@ -57,9 +59,11 @@ def canonical(value: Any, where: str, depth: int = 0) -> Any:
         raise _refused(where, "an int that is too large to write down has no key")
     if kind in _PLAIN:
         return value
+    if kind in _CONTAINERS:
+        return _container(value, where, depth)
     if isinstance(value, Enum):
         return canonical(value.value, where, depth)
-    return _scalar(value) or _compound(value, where, depth)
+    return _scalar(value) or _subclass(value, where, depth)
 
 
 def _refused(where: str, why: str) -> SignatureError:
@@ -89,20 +93,31 @@ def _scalar(value: Any) -> Any:
     return None
 
 
-def _compound(value: Any, where: str, depth: int) -> Any:
-    """The form of containers, and of subclasses of the plain types."""
+def _subclass(value: Any, where: str, depth: int) -> Any:
+    """The form of what has the plain types, or containers, among its bases."""
     for plain in (int, float, str):
         if isinstance(value, plain):
             return canonical(plain.__str__(value) if plain is str else plain(value), where, depth)
+    return _container(value, where, depth)
+
+
+def _container(value: Any, where: str, depth: int) -> Any:
     if depth >= MAX_DEPTH:
         raise _refused(where, f"a {type(value).__qualname__} that is nested more than {MAX_DEPTH} deep has no key")
     if isinstance(value, (list, tuple)):
-        return ["list", *(canonical(item, where, depth + 1) for item in value)]
-    if isinstance(value, Mapping):
-        return ["dict", {_json_key(k, where): canonical(v, where, depth + 1) for k, v in value.items()}]
+        return ["list", *[x if type(x) in _AS_IS else canonical(x, where, depth + 1) for x in value]]
+    if isinstance(value, (dict, Mapping)):  # of an abstract class alone the answer takes long
+        return ["dict", _members(value, where, depth + 1)]
     if isinstance(value, (set, frozenset)):
         return ["set", *sorted((canonical(item, where, depth + 1) for item in value), key=_encode)]
     raise _refused(where, f"a {type(value).__qualname__} has no stable form to make a key of")
+
+
+def _members(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
+    return {
+        k if type(k) is str else _json_key(k, where): v if type(v) in _AS_IS else canonical(v, where, depth)
+        for k, v in value.items()
+    }
 
 
 def _json_key(key: Any, where: str) -> str:
