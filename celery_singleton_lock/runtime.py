@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.concurrency import Hub, green
 from celery_singleton_lock.config import Settings, settings_of
 from celery_singleton_lock.renewal import Renewer
 from celery_singleton_lock.report import Reporter
 from celery_singleton_lock.stores import LockStore
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.watch import Watcher
+
+if TYPE_CHECKING:  # a publisher needs neither watcher nor store
+    from celery_singleton_lock.watch import Watcher
 
 _ATTRIBUTE = "_celery_singleton_lock"
 
@@ -40,6 +41,8 @@ class Runtime:
     @cached_property
     def watcher(self) -> Watcher:
         """For the main process of a prefork worker, whose worker step asks for it first."""
+        from celery_singleton_lock.watch import Watcher
+
         return Watcher(self.store)
 
     def forget(self) -> None:
@@ -57,6 +60,8 @@ def open_store(settings: Settings, limit: int) -> LockStore:
         limit: how many connections it may have.
     """
     if settings.url == "memory://":
+        from celery_singleton_lock.stores.memory import MemoryStore
+
         return MemoryStore()
     from celery_singleton_lock.stores.redis import RedisStore, connector
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import sha1
-from importlib.resources import files
 from itertools import islice
+from pkgutil import get_data
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -57,7 +57,8 @@ class _Script:
     """
 
     def __init__(self, name: str, keys: int, args: int) -> None:
-        self.text = (files(__package__) / f"{name}.lua").read_text("utf-8")
+        text: Any = get_data(__package__, f"{name}.lua")
+        self.text = str(text, "utf-8")
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self.keys, self.args = keys, args
 
