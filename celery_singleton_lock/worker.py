@@ -1,15 +1,13 @@
-"""What a worker does for singleton tasks: names deliveries, checks settings at its start, and watches prefork children."""
+"""What a worker does for singleton tasks while it runs: names deliveries, and tells of those to prefork children."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from celery import bootsteps
 from celery.signals import task_postrun
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.attempt import PROPERTY, Attempt
-from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.guard import after_run
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.outcome import serializer_of
@@ -20,7 +18,7 @@ from celery_singleton_lock.stores import Claim
 
 def prepare(app: Any) -> None:
     """Called for each singleton task that is bound: an app that has none is left as it is."""
-    app.steps["worker"].add(SingletonStep)
+    app.steps["worker"].add("celery_singleton_lock.bootstep:SingletonStep")  # by name: a publisher does not import it
     task_postrun.connect(_on_postrun, dispatch_uid="celery_singleton_lock")
 
 
@@ -29,37 +27,8 @@ def _on_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
         after_run(sender, state)
 
 
-class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks settings and options when a worker is made, and looks at the store when it starts.
-
-    Raises:
-        ConfigurationError: there is no store, or a setting or option cannot be used.
-    """
-
-    label = "singleton locks"
-    requires = ("celery.worker.components:Pool",)
-
-    def __init__(self, parent: Any, **kwargs: Any) -> None:
-        super().__init__(parent, **kwargs)
-        runtime_of(parent.app, single=_is_prefork(parent.pool_cls))
-        for task in list(parent.app.tasks.values()):
-            if getattr(type(task).__call__, "_singleton", False):
-                plan_of(task)
-
-    def start(self, parent: Any) -> None:
-        runtime = runtime_of(parent.app, single=_is_prefork(parent.pool_cls))
-        try:
-            policy = runtime.store.eviction_policy()
-        except StoreError as error:
-            logger.warning("The store of locks cannot be used for now: %s", error)
-            return
-        if policy not in ("", "noeviction"):
-            logger.warning(
-                "The store of locks may drop them when its memory is full: its maxmemory-policy is %s", policy
-            )
-
-
-def _is_prefork(pool: Any) -> bool:
+def is_prefork(pool: Any) -> bool:
+    """Whether this is the pool of processes, or its class."""
     from celery.concurrency.prefork import TaskPool
 
     return isinstance(pool, TaskPool) or (isinstance(pool, type) and issubclass(pool, TaskPool))
@@ -107,6 +76,6 @@ def request_class(base: Any, app: Any, consumer: Any) -> Any:
     base = symbol_by_name(base)  # type: ignore[no-untyped-call]
     if issubclass(base, AttemptMixin):
         return base
-    prefork = _is_prefork(consumer.pool)
+    prefork = is_prefork(consumer.pool)
     watcher = runtime_of(app, single=True).watcher if prefork else None
     return type(base.__name__, (AttemptMixin, base), {"watcher": watcher})
