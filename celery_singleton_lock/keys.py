@@ -164,7 +164,7 @@ class Binder:
         self.signature = signature
         self._is_plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
         self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        self._names = dict.fromkeys(signature.parameters)
+        self._names = list(signature.parameters)
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,10 +175,11 @@ class Binder:
         """
         if self._is_plain:
             named = dict(zip(self._positional, args, strict=False))
-            named.update(kwargs)
-            none_twice = len(named) == len(args) + len(kwargs)
-            if none_twice and self._required <= named.keys() <= self._names.keys():
-                return {name: named[name] for name in self._names if name in named} if kwargs else named
+            if kwargs:
+                given = {**named, **kwargs}
+                named = {name: given[name] for name in self._names if name in given}
+            if len(named) == len(args) + len(kwargs) and self._required <= named.keys():
+                return named
         return self.signature.bind(*args, **kwargs).arguments
 
 
@@ -240,10 +241,8 @@ class KeyPlan:
         """Arguments that count and differ from their default, so that a new parameter changes no old key."""
         names = bound if self.unique_on is None else [name for name in self.unique_on if name in bound]
         forms = {name: canonical(bound[name], name) for name in names}
-        return {name: form for name, form in forms.items() if not self._is_default(name, form)}
-
-    def _is_default(self, name: str, form: Any) -> bool:
-        return name in self.defaults and _encode(form) == self.defaults[name]
+        defaults = self.defaults
+        return {name: form for name, form in forms.items() if name not in defaults or _encode(form) != defaults[name]}
 
 
 def _filled(template: str, arguments: Mapping[str, Any]) -> list[Any]:
