@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery.app.task import Task
+from celery.exceptions import TaskPredicate
 
 from celery_singleton_lock import worker
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
@@ -133,7 +134,11 @@ def _guarded(cls: Any) -> Any:
         if request is None or request.called_directly or hasattr(request, LEASE):
             return call(self, *args, **kwargs)
 
+        has_begun = False
+
         def body() -> Any:
+            nonlocal has_begun
+            has_begun = True
             self.before_start(request.id, args, kwargs)
             if original is not None:
                 return original(self, *args, **kwargs)
@@ -142,7 +147,12 @@ def _guarded(cls: Any) -> Any:
             )
             return self.run(*args, **kwargs)
 
-        return execute(self, request, args, kwargs, body)
+        try:
+            return execute(self, request, args, kwargs, body)
+        except TaskPredicate as answer:
+            if has_begun:
+                raise
+            raise answer.with_traceback(None)  # noqa: B904 - the tracer spends 0.1 to 0.2 ms on each frame, for nobody
 
     guarded._singleton = True  # type: ignore[attr-defined]
     guarded._original = original  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -13,7 +14,7 @@ from celery import Celery, Task, chain, chord, current_task, shared_task
 from celery import signals as celery_signals
 from celery.app.trace import build_tracer
 from celery.contrib.abortable import AbortableTask
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import (
     ConfigurationError,
@@ -629,6 +630,32 @@ def test_own_retry_frees_the_lock(singleton: Singleton) -> None:
 
     assert "RETRY" == deliver(task).info.state
     assert_free(task)
+
+
+def functions_in(traceback: str) -> list[str]:
+    return re.findall(r"^  File .*, in (\w+)$", traceback, re.MULTILINE)
+
+
+@pytest.mark.parametrize("policy", ["skip", "retry"])
+def test_refusal_leaves_the_tracer_few_frames(singleton: Singleton, policy: str) -> None:
+    """What tells the tracer of a refusal has none of our inner frames, each of which costs the tracer more than a run."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    with hold(task):
+        assert ["trace_task", "guarded"] == functions_in(deliver(task).retval.traceback)
+
+
+@pytest.mark.parametrize("error", [Ignore("x"), Reject("x"), Retry("x")])
+def test_what_the_body_tells_the_tracer_keeps_its_traceback(singleton: Singleton, error: Exception) -> None:
+    """An Ignore, Reject or Retry of the body shows where it was raised."""
+
+    @singleton(name="x")
+    def task() -> None:
+        raise error
+
+    assert "task" == functions_in(deliver(task).retval.traceback)[-1]
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), Ignore(), SystemExit(1), KeyboardInterrupt(), LockLost("k")])
