@@ -15,7 +15,7 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
@@ -28,6 +28,10 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 _AS_IS = _PLAIN - {int}  #: their values need no look at all
 _CONTAINERS = frozenset({list, tuple, dict})
 _LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
+
+
+#: Of a template: a text, and the name of the field that follows it, or None.
+Part: TypeAlias = tuple[str, str | None]
 
 
 def _json_encoder() -> Callable[[Any], str]:
@@ -157,11 +161,17 @@ class Binder:
 
     Arguments:
         signature: the parameters.
+
+    Attributes:
+        absent: by name, what a parameter that is not passed has.
     """
 
     def __init__(self, signature: inspect.Signature) -> None:
         parameters = signature.parameters.values()
-        self.signature = signature
+        nothing = signature.bind_partial()
+        nothing.apply_defaults()
+        self.absent = nothing.arguments
+        self._signature = signature
         self._is_plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
         self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         self._names = list(signature.parameters)
@@ -180,7 +190,7 @@ class Binder:
                 named = {name: given[name] for name in self._names if name in given}
             if len(named) == len(args) + len(kwargs) and self._required <= named.keys():
                 return named
-        return self.signature.bind(*args, **kwargs).arguments
+        return self._signature.bind(*args, **kwargs).arguments
 
 
 @dataclass(frozen=True)
@@ -192,12 +202,14 @@ class KeyPlan:
         defaults: encoded forms of the defaults.
         unique_on: names of the parameters that count, or None for all.
         lock_key: a template or a callable that makes the key instead, or None.
+        template: the parts of the template, if it is one.
     """
 
     binder: Binder
     defaults: Mapping[str, Any]
     unique_on: Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
+    template: Sequence[Part] = ()
 
     @classmethod
     def of(
@@ -215,12 +227,12 @@ class KeyPlan:
         if names is not None and not (isinstance(names, (list, tuple, set, frozenset)) and _all_str(names)):
             raise ConfigurationError(f"unique_on={unique_on!r} must be names of parameters")
         _known(names or (), signature, f"unique_on={unique_on!r}")
-        if isinstance(lock_key, str):
-            _known(_fields(lock_key), signature, f"lock_key={lock_key!r}")
-        elif lock_key is not None and not callable(lock_key):
+        template = _parts(lock_key) if isinstance(lock_key, str) else ()
+        _known([name for _, name in template if name is not None], signature, f"lock_key={lock_key!r}")
+        if not isinstance(lock_key, str) and lock_key is not None and not callable(lock_key):
             raise ConfigurationError(f"lock_key={lock_key!r} must be a template or a callable")
         chosen = None if names is None else tuple(sorted(set(names)))
-        return cls(Binder(signature), _canonical_defaults(signature), chosen, lock_key)
+        return cls(Binder(signature), _canonical_defaults(signature), chosen, lock_key, template)
 
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The canonical form of a call.
@@ -233,9 +245,7 @@ class KeyPlan:
             return ["key", _checked(self.lock_key(*args, **kwargs))]
         if self.lock_key is None:
             return ["call", self._counting(self.binder.arguments(args, kwargs))]
-        bound = self.binder.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return ["template", *_filled(self.lock_key, bound.arguments)]
+        return ["template", *_filled(self.template, {**self.binder.absent, **self.binder.arguments(args, kwargs)})]
 
     def _counting(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that count and differ from their default, so that a new parameter changes no old key."""
@@ -245,10 +255,10 @@ class KeyPlan:
         return {name: form for name, form in forms.items() if name not in defaults or _encode(form) != defaults[name]}
 
 
-def _filled(template: str, arguments: Mapping[str, Any]) -> list[Any]:
+def _filled(template: Sequence[Part], arguments: Mapping[str, Any]) -> list[Any]:
     """The template's texts and, each in a list of its own, the forms of its fields."""
     parts: list[Any] = []
-    for text, name, _, _ in string.Formatter().parse(template):
+    for text, name in template:
         parts.append(text)
         if name is not None:
             parts.append([canonical(arguments[name], name)])
@@ -265,8 +275,8 @@ def _known(names: Any, signature: inspect.Signature, option: str) -> None:
             raise ConfigurationError(f"{option}: {name!r} is no parameter of the task")
 
 
-def _fields(template: str) -> list[str]:
-    """Field names of a template that has nothing but plain names."""
+def _parts(template: str) -> list[Part]:
+    """The parts of a template that has nothing but plain names."""
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
@@ -274,7 +284,7 @@ def _fields(template: str) -> list[str]:
     for _, name, spec, conversion in parts:
         if name is not None and (not name.isidentifier() or spec or conversion):
             raise ConfigurationError(f"lock_key={template!r}: a field must be a plain parameter name")
-    return [name for _, name, _, _ in parts if name is not None]
+    return [(text, name) for text, name, _, _ in parts]
 
 
 def _canonical_defaults(signature: inspect.Signature) -> dict[str, str]:
