@@ -26,6 +26,8 @@ assert call is celery.Task.__call__
 assert 1 == threading.active_count()
 assert "redis" not in sys.modules, "Redis client loaded"
 {more}
+late = ["bootstep", "watch", "stores.memory"]
+assert not [name for name in late if f"celery_singleton_lock.{{name}}" in sys.modules]
 print("clean")
 """
 
@@ -55,7 +57,8 @@ def probe(more: str) -> None:
 
 
 def test_import_does_nothing() -> None:
-    """Importing starts no thread, opens no connection, connects no signal, installs no handler, loads no Redis client."""
+    """Importing starts no thread, opens no connection, connects no signal, installs no handler, loads neither a Redis client
+    nor what only a worker needs."""
     probe("")
 
 
