@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from celery import bootsteps
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.worker import is_prefork
-
-logger = logging.getLogger("celery_singleton_lock")
 
 
 class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -37,10 +37,11 @@ Part: TypeAlias = tuple[str, str | None]
 def _json_encoder() -> Callable[[Any], str]:
     """JSON with sorted keys and without blanks; `JSONEncoder.encode` makes its C encoder anew at each call (3.10 to 3.13)."""
     plain = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-    make = getattr(json.encoder, "c_make_encoder", None)
-    if make is None:  # it is CPython's own
+    make: Any = getattr(json.encoder, "c_make_encoder", None)
+    try:
+        in_c = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, True)
+    except TypeError:  # it is CPython's own, and undocumented
         return plain.encode
-    in_c = make(None, plain.default, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, True)
     return lambda form: "".join(in_c(form, 0))
 
 
