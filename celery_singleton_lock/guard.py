@@ -29,6 +29,8 @@ Body = Callable[[], Any]
 LEASE = "_singleton_lease"
 #: Attribute of a request: a claim that the store may have granted, though no answer came.
 DOUBT = "_singleton_doubt"
+#: Attribute of a request: the claim of a lease that the store may still hold.
+LEFT = "_singleton_left"
 #: Attribute of a request: what to settle for a waiting copy of its message.
 TWIN = "_singleton_twin"
 
@@ -155,8 +157,10 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
             "Task %s[%s]: its lock %s could not be released yet: %s", lease.task.name, claim.task_id, lease.key, error
         )
         send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
-        runtime.renewer.doubt(claim)
+        setattr(request, LEFT, claim)
     else:
+        if lease.retaking is not None:  # by a call that the store may come to yet
+            setattr(request, LEFT, claim)
         if not lease.lost:
             send(signals.lock_released, lease.task, lease=lease)
     lease.owned = False
@@ -173,6 +177,9 @@ def after_run(task: Any, state: str | None) -> None:
     lease: Lease | None = getattr(request, LEASE, None)
     if lease is not None and lease.owned:
         release(request, runtime_of(task.app), lease, success=False)
+    left: Claim | None = getattr(request, LEFT, None)
+    if left is not None:
+        runtime_of(task.app).renewer.doubt(left, success=state == "SUCCESS")
     doubt: Claim | None = getattr(request, DOUBT, None)
     if doubt is not None:
         _give_back(runtime_of(task.app), doubt)

@@ -9,7 +9,10 @@ from typing import Any
 def _escaped(argument: Any) -> Any:
     if isinstance(argument, (int, float)):
         return argument
-    text = str(argument)
+    try:
+        text = str(argument)
+    except Exception:  # handlers know how to deal with it
+        return argument
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

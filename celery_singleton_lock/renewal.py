@@ -21,7 +21,8 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
 
 BATCH = 100
-DOUBTS = 1000  # how many are kept in mind; those left out expire
+DOUBTS = 1000  # how many claims without an answer are kept in mind, and how many leases to be released; others expire
+SOON = 2.5  # seconds at most between tries to give a claim back
 
 
 class Listener(Protocol):
@@ -94,9 +95,17 @@ def tell(hub: Hub, callback: Callable[[], object]) -> None:
 
 @dataclass
 class _Doubt:
-    """A claim of nobody that the store may hold: when it is given back next, and whether the store has confirmed that once."""
+    """A claim of nobody that the store may hold.
+
+    Arguments:
+        claim: to be given back.
+        success: of a lease whose body is over, how that ended; None: the claim was never answered.
+        due: when it is given back next.
+        answered: whether the store has confirmed that once.
+    """
 
     claim: Claim
+    success: bool | None
     due: float
     answered: bool = False
 
@@ -149,11 +158,16 @@ class Renewer:
             with lease.retaking:
                 pass
 
-    def doubt(self, claim: Claim) -> None:
-        """Give back what this claim may have, though the store has not said so: now, or as soon as it is back."""
-        if len(self._doubts) < DOUBTS:
+    def doubt(self, claim: Claim, success: bool | None = None) -> None:
+        """Give back what this claim may have, though the store has not said so: now, or as soon as it is back.
+
+        Arguments:
+            claim: of nobody.
+            success: how its body ended; None: it has had none.
+        """
+        if len(self._doubts) < DOUBTS * (1 if success is None else 2):
             time = self._clock()
-            self._doubts[claim.token] = _Doubt(claim, time)
+            self._doubts[claim.token] = _Doubt(claim, success, time)
             self._loop.wake(time)
 
     def confirm(self, lease: Lease) -> bool:
@@ -178,25 +192,30 @@ class Renewer:
 
         Twice each: a store that was stopped may come to the release, which has another connection, before the claim itself.
         """
-        if self._failing and self._leases:  # whose renewal comes first, and finds out when the store is back
+        if self._failing and self._planned <= self._clock() + SOON:  # a renewal comes first, and finds out
             return math.inf
         for doubt in self._doubts.copy().values():
-            time, claim = self._clock(), doubt.claim
+            time = self._clock()
             if time >= self._planned:
                 return time
             if doubt.due > time:
                 continue
-            ttl = min(claim.ttl, 30.0)
+            ttl = min(doubt.claim.ttl, 12 * SOON)
             try:
-                self._store.release(claim, success=False, timeout=max(0.01, min(ttl / 6, self._planned - time)))
+                self._give_back(doubt, max(0.01, min(ttl / 6, self._planned - time)))
             except StoreUnavailable:
                 return self._clock() + ttl / 12
             except StoreError:  # it is left to expire
                 doubt.answered = True
+            self._failing = False
             if doubt.answered:
-                self._doubts.pop(claim.token, None)
+                self._doubts.pop(doubt.claim.token, None)
             doubt.answered, doubt.due = True, time + ttl / 12
         return min((doubt.due for doubt in self._doubts.copy().values()), default=math.inf)
+
+    def _give_back(self, doubt: _Doubt, timeout: float) -> None:
+        if self._store.release(doubt.claim, bool(doubt.success), timeout):
+            self._store.settle(doubt.claim, bool(doubt.success), timeout)
 
     def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
         sent_at = self._clock()

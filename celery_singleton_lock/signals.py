@@ -12,7 +12,7 @@ from celery.utils.dispatch import Signal
 #: ``lease``: a body is about to start under this lease.
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
-#: ``lease``: the body is over and its lease has been given back.
+#: ``lease``: the body is over and its lease has been given back. Not sent where the store could not be reached then.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
 #: ``lease``: its expiry was put off.

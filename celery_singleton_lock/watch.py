@@ -47,7 +47,7 @@ class Watcher:
     """Keeps an eye on the children of one main process.
 
     An attempt is renewed while the pool waits for its end, and freed when its process is dead. In between it is left alone: a
-    pool is told that a time limit has ended an attempt before that is so, and what a child could not release expires.
+    pool is told that a time limit has ended an attempt before that is so, and what a child could not release it gives back later.
 
     Arguments:
         store: where the leases live.

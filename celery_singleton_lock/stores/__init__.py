@@ -92,7 +92,7 @@ class LockStore(Protocol):
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""
 
-    def settle(self, claim: Claim, success: bool) -> None:
+    def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         """Tell a waiting copy of the message whether this attempt ended in success, its result stored."""
 
     def holder(self, lock: str) -> Holder | None:

@@ -86,7 +86,7 @@ class MemoryStore:
                 )
             return record.twin and success
 
-    def settle(self, claim: Claim, success: bool) -> None:
+    def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
             self._records.pop(claim.ended, None)
             if success:

@@ -157,11 +157,11 @@ class RedisStore:
         more = _packed("1" if success else "")
         return bool(self._run("release", words.keys + words.ended + words.args + more, timeout))
 
-    def settle(self, claim: Claim, success: bool) -> None:
+    def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         if success:
-            self._command("SET", claim.ended, "success", "PX", _ms(ENDED_TTL))
+            self._command("SET", claim.ended, "success", "PX", _ms(ENDED_TTL), timeout=timeout)
         else:
-            self._command("DEL", claim.ended)
+            self._command("DEL", claim.ended, timeout=timeout)
 
     def holder(self, lock: str) -> Holder | None:
         reply = self._run("holder", _packed(lock))
@@ -190,8 +190,8 @@ class RedisStore:
         except exceptions.NoScriptError:
             return self._call(_head("EVAL", name, times) + words, deadline)
 
-    def _command(self, *words: object) -> Any:
-        return self._call(b"*%d\r\n%b" % (len(words), _packed(*words)), self._deadline())
+    def _command(self, *words: object, timeout: float | None = None) -> Any:
+        return self._call(b"*%d\r\n%b" % (len(words), _packed(*words)), self._deadline(timeout))
 
     def _deadline(self, timeout: float | None = None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))

@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "a release that failed is made up for",
         "guard.py",
-        "        runtime.renewer.doubt(claim)\n    else:",
-        "    else:",
+        "error=error)\n        setattr(request, LEFT, claim)\n",
+        "error=error)\n",
         "test_row_10.py::test_body_ends_while_the_store_is_away",
     ),
     Mutant(

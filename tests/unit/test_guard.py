@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -25,6 +26,7 @@ from celery_singleton_lock import (
     StoreError,
     StoreUnavailable,
     guard,
+    log,
     renewal,
     signals,
 )
@@ -261,6 +263,56 @@ def test_release_is_made_up_for(singleton: Singleton, store: Store, clock: Ahead
         assert_free(task)
 
 
+@pytest.mark.parametrize("success", [True, False], ids=["success", "failure"])
+@pytest.mark.parametrize("arrived", [False, True], ids=["not done", "done unheard"])
+def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, arrived: bool, success: bool) -> None:
+    """A copy of the message is dropped after a success, and runs after a failure, though the release was not confirmed."""
+
+    @singleton(name="x", bind=True)
+    def task(self: Any) -> None:
+        assert store.acquire(copy).answer is Answer.HELD  # and it waits from now on
+
+        def release() -> None:
+            if arrived:
+                MemoryStore.release(store, self.lease.claim, success)
+            raise StoreUnavailable("no answer")
+
+        claims.append(self.lease.claim)
+        store.releasing = [release]
+        if not success:
+            raise ValueError("failed")
+
+    claims: list[Claim] = []
+    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1")
+    deliver(task)
+    guard.runtime_of(task.app).renewer.sweep()
+    assert (Answer.ENDED if success else Answer.GRANTED) is store.acquire(copy).answer
+
+
+def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """A store that comes to the call that took a lease again when it has been released leaves no lock."""
+
+    @singleton(name="x", bind=True, lock_ttl=30)
+    def task(self: Any) -> None:
+        task.force_unlock()
+        store._records.clear()
+        clock.advance(10)
+        store.answering = [raising(StoreUnavailable("stopped"))]
+        guard.runtime_of(task.app).renewer.sweep()
+        store._records.clear()  # it has not come to that call yet
+        claims.append(self.lease.claim)
+
+    claims: list[Claim] = []
+    deliver(task)
+    assert_free(task)
+    assert store.acquire(claims[0]).answer is Answer.GRANTED
+    renewer = guard.runtime_of(task.app).renewer
+    for _ in range(2):
+        renewer.sweep()
+        clock.advance(3)
+    assert_free(task)
+
+
 # -- another delivery of the same message --------------------------------------------------------
 
 
@@ -378,6 +430,19 @@ def test_control_characters_do_not_make_lines(
         deliver(task, task_id="id\n2\x1b[31m\u2028 é")
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] refused: ")
+
+
+def test_log_of_an_error_that_cannot_be_shown() -> None:
+    """An error whose text cannot be made is left to the log's handlers: whoever logs it meets no error."""
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    arguments = ("a\n", 1, Mute())
+    record = logging.LogRecord("celery_singleton_lock", logging.WARNING, "", 1, "%s %d %s", arguments, None)
+    assert log.logger.filter(record)
+    assert ("a\\n", *arguments[1:]) == record.args
 
 
 # -- a grant that came too late ----------------------------------------------------------------

@@ -625,6 +625,57 @@ def test_doubt_of_a_long_lease(renewer: Renewer, store: Store, clock: Clock) -> 
     assert store.holder(claim.lock) is None
 
 
+@pytest.mark.parametrize("ttl", [30.0, 600.0, 3600.0])
+@pytest.mark.parametrize("begun", ["before the outage", "after the outage"])
+def test_left_lease_does_not_wait_for_renewals(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, ttl: float, begun: str
+) -> None:
+    """What could not be released is released soon after the store's return, whenever the next renewal is due."""
+    left = held(ttl=ttl)
+    if begun == "before the outage":
+        held("other", ttl)
+    clock.time = left.due
+    store.away = StoreUnavailable("away")
+    renewer.sweep()  # a renewal that fails
+    renewer.remove(left)
+    renewer.doubt(left.claim, success=True)
+    again = renewer.sweep()
+    store.away = None
+    if begun == "after the outage":
+        held("other", ttl)
+    assert clock() < again <= clock() + 3
+    clock.time = again
+    renewer.sweep()
+    assert store.holder(left.key) is None
+
+
+def test_each_outage_is_told(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
+    """A store that answers when something is given back is there again: its next outage is told as well."""
+    for _ in range(2):
+        lease = held()
+        clock.time = lease.due
+        store.away = StoreUnavailable("away")
+        renewer.sweep()
+        renewer.remove(lease)
+        renewer.doubt(lease.claim, success=True)
+        store.away = None
+        go_on(renewer, clock, clock() + 3)
+    assert 2 == len(listener.of("unreachable"))
+
+
+def test_leases_are_kept_in_mind_beside_doubts(renewer: Renewer, store: Store, clock: Clock) -> None:
+    """A long outage with many claims leaves room for leases whose bodies end in it."""
+    left = doubtful("left")
+    store.acquire(left)
+    store.away = StoreUnavailable("away")
+    for number in range(1500):
+        renewer.doubt(doubtful(str(number)))
+    renewer.doubt(left, success=True)
+    store.away = None
+    go_on(renewer, clock, clock() + TTL)
+    assert "left" in {token for _, token in store.released}
+
+
 def test_doubts_are_bounded(renewer: Renewer, store: Store, clock: Clock) -> None:
     """However long a store is away, no more than a thousand claims are kept in mind."""
     store.away = StoreUnavailable("away")
