@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_singleton_lock import StoreUnavailable
+from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.stores import Answer, Claim
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, ServerFailed, free_port, is_listening, rabbitmq_required, until
@@ -102,3 +104,32 @@ def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, claim:
     store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs=required", tls={"ssl_cert_reqs": ssl.CERT_NONE})
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         store.acquire(claim())
+
+
+@pytest.mark.parametrize(
+    ("url", "ssl_options"),
+    [
+        ("broker_url", "broker_use_ssl"),
+        ("result_backend", "redis_backend_use_ssl"),
+        ("singleton_lock_url", "broker_use_ssl"),
+        ("singleton_lock_url", "redis_backend_use_ssl"),
+    ],
+)
+def test_certificates_of_celerys_settings(
+    tls_port: int, certificate: tuple[Path, Path], claim: MakeClaim, url: str, ssl_options: str
+) -> None:
+    """An app's store is reached with the certificate options that Celery's own settings hold, and not without them."""
+
+    def acquired(given: dict[str, Any]) -> Answer:
+        app = Celery("tls", set_as_current=False)
+        app.conf.update({"broker_url": "memory://", url: f"rediss://localhost:{tls_port}/0", ssl_options: given})
+        store = runtime_of(app).store
+        try:
+            return store.acquire(claim()).answer
+        finally:
+            store.close()
+            app.close()
+
+    assert Answer.GRANTED is acquired({"ssl_ca_certs": str(certificate[0])})
+    with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
+        acquired({"ssl_cert_reqs": ssl.CERT_REQUIRED})

@@ -49,6 +49,11 @@ GOOD: dict[str, tuple[Any, Any]] = {
 READ = {"retry": RetryLater(), "raise": Raise()}
 
 
+def read(name: str, value: Any) -> Any:
+    """What is made of an option's value."""
+    return READ.get(value, value) if name == "on_duplicate" else value
+
+
 def test_defaults(make_app: MakeApp) -> None:
     """Without options and settings the defaults count."""
     found = options(bound(make_app()))
@@ -59,26 +64,23 @@ def test_defaults(make_app: MakeApp) -> None:
 def test_order_task_setting_default(make_app: MakeApp, name: str) -> None:
     """A task's option counts before the app's setting, and that before the default."""
     own, apps = GOOD[name]
-
-    def read(value: Any) -> Any:
-        return READ.get(value, value) if name == "on_duplicate" else value
-
     app = make_app(**{f"singleton_{name}": apps})
-    assert read(apps) == getattr(options(bound(app)), name)
+    assert read(name, apps) == getattr(options(bound(app)), name)
     app = make_app(**{f"singleton_{name}": apps})
-    assert read(own) == getattr(options(bound(app, **{name: own})), name)
+    assert read(name, own) == getattr(options(bound(app, **{name: own})), name)
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_option_of_a_base_class(make_app: MakeApp, name: str) -> None:
-    """A subclass of SingletonTask with options passes them on to its tasks, which may say otherwise."""
+    """A subclass of SingletonTask with options passes them on to its tasks and subclasses, which may say otherwise."""
     own, other = GOOD[name]
     base = type("Base", (SingletonTask,), {name: own, "abstract": True})
-    app = make_app()
+    app = make_app(**{f"singleton_{name}": other})  # does not count: the base's option is the task's own
     app.task(base=base, name="one", shared=False)(body)
     app.task(base=base, name="two", shared=False, **{name: other})(body)
-    one, two = options(app.tasks["one"]), options(app.tasks["two"])
-    assert getattr(one, name) != getattr(two, name) or name in ("on_lock_lost",)
+    app.task(base=type("Further", (base,), {"abstract": True}), name="three", shared=False)(body)
+    found = [getattr(options(app.tasks[task]), name) for task in ("one", "two", "three")]
+    assert [read(name, own), read(name, other), read(name, own)] == found
 
 
 def test_settings_are_read_when_first_needed(make_app: MakeApp) -> None:
@@ -221,13 +223,32 @@ def test_store_defaults_to_the_result_backend(broker: Any) -> None:
     assert "redis://results/2" == settings(broker_url=broker, result_backend="redis://results/2").url
 
 
+#: Celery's settings that hold transport and certificate options: the broker's, and the result backend's.
+SOURCES = [
+    ("broker_transport_options", "broker_use_ssl"),
+    ("result_backend_transport_options", "redis_backend_use_ssl"),
+]
+
+
 @pytest.mark.parametrize(
-    "url", ["redis://h/0", "rediss://h/0", "redis+socket:///run/x", "sentinel://h:26379", "memory://"]
+    ("url", "with_options", "with_tls"),
+    [
+        ("redis://h/0", False, False),
+        ("rediss://h/0", False, True),
+        ("redis+socket:///run/x", False, False),
+        ("sentinel://h:26379", True, True),
+        ("memory://", False, False),
+    ],
 )
-def test_own_url_counts_first(url: str) -> None:
-    """A URL of its own is the store, whatever the broker is."""
-    given = {"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}
-    assert url == settings(**given, singleton_lock_url=url).url
+@pytest.mark.parametrize(("options", "tls"), SOURCES, ids=["broker", "result_backend"])
+def test_own_url_counts_first(url: str, with_options: bool, with_tls: bool, options: str, tls: str) -> None:
+    """A URL of its own is the store, whatever the broker is, with those of Celery's options for a store that can go with it."""
+    given: dict[str, Any] = {"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}
+    given |= {options: {"master_name": "locks"}, tls: {"ssl_ca_certs": "a", "keyfile": "of another broker"}}
+    found = settings(**given, singleton_lock_url=url)
+    assert url == found.url
+    assert ("locks" if with_options else None) == found.options.get("master_name")
+    assert ({"ssl_ca_certs": "a"} if with_tls else None) == found.tls
 
 
 @pytest.mark.parametrize(
@@ -256,10 +277,25 @@ def test_several_brokers_are_no_default(given: dict[str, Any]) -> None:
     assert "redis://locks/0" == settings(**given, singleton_lock_url="redis://locks/0").url
 
 
-def test_sentinels_are_one_store() -> None:
-    """Several Sentinel URLs name one store."""
+@pytest.mark.parametrize("source", ["broker", "result_backend", "own"])
+def test_sentinels_are_one_store(source: str) -> None:
+    """Several Sentinel URLs name one store; which of theirs it is, Celery's own transport options say."""
     url = "sentinel://a:26379;sentinel://b:26379"
-    assert url == settings(broker_url=url).url
+    name = {"broker": "broker_url", "result_backend": "result_backend", "own": "singleton_lock_url"}[source]
+    options = "result_backend_transport_options" if source == "result_backend" else "broker_transport_options"
+    given: dict[str, Any] = {"broker_url": "amqp://x//", name: url, options: {"master_name": "locks"}}
+    found = settings(**given)
+    assert (url, "locks") == (found.url, found.options["master_name"])
+
+
+def test_transport_options_reach_the_store(make_app: MakeApp) -> None:
+    """The options are those that the app's store is made with: without a master's name it could not be."""
+    given = {"broker_url": "sentinel://a:26379", "singleton_lock_url": None}
+    app = make_app(**given, broker_transport_options={"master_name": "locks", "sentinel_kwargs": {"password": "p"}})
+    pool = runtime_of(app).store._connect().connection_pool  # type: ignore[attr-defined]
+    assert ("locks", "p") == (pool.service_name, pool.sentinel_manager.sentinel_kwargs["password"])
+    with pytest.raises(ConfigurationError, match="master_name"):
+        runtime_of(make_app(**given))
 
 
 @pytest.mark.parametrize(
