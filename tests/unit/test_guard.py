@@ -313,6 +313,41 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     assert_free(task)
 
 
+@pytest.mark.parametrize("done", [False, True], ids=["not done yet", "done"])
+def test_released_lease_is_out_of_the_renewer_first(
+    singleton: Singleton, store: Store, clock: Ahead, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    """While the store is asked to release a lease, the renewal thread neither renews it nor takes it again, due as it is."""
+    asked: list[str] = []
+
+    def noted(verb: str, then: Callable[[], object] = lambda: None, first: Callable[[], object] = lambda: None) -> None:
+        call = getattr(store, verb)
+
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            asked.append(verb)
+            first()
+            answer = call(*args, **kwargs)
+            then()
+            return answer
+
+        monkeypatch.setattr(store, verb, instead)
+
+    def sweep() -> None:  # that of the body shows that a sweep renews
+        clock.advance(15)  # past a third of the TTL, and not past the deadline
+        guard.runtime_of(task.app).renewer.sweep()
+
+    @singleton(name="x", lock_ttl=30)
+    def task() -> None:
+        sweep()
+
+    noted("acquire")
+    noted("renew")
+    noted("release", **{"then" if done else "first": sweep})
+    deliver(task)
+    assert ["acquire", "renew", "release"] == asked
+    assert_free(task)
+
+
 # -- another delivery of the same message --------------------------------------------------------
 
 
@@ -364,6 +399,25 @@ def test_looks_begin_anew_after_a_wait_for_others(singleton: Singleton, store: S
         outcome = deliver(task, headers={"singleton_postponed": {"times": 1, "waited": 5.0, "looks": 4}})
     (header,) = (outcome.info.retval.sig.options["headers"]["singleton_postponed"],)
     assert (2, 0) == (header["times"], header["looks"])
+
+
+def test_own_retry_does_not_carry_how_often_it_was_postponed(singleton: Singleton, store: Store, app: Any) -> None:
+    """A task's own retry is new work to wait for: what we noted in its message is not there, what others noted is."""
+    seen: list[Any] = []
+
+    @singleton(name="x", bind=True, max_retries=1, default_retry_delay=0)
+    def task(self: Any) -> None:
+        seen.append(self.request.headers)
+        self.retry()
+
+    headers = {"singleton_postponed": {"times": 3, "waited": 90.0, "looks": 2}, "x-mine": "of the caller"}
+    with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        assert "RETRY" == deliver(task, headers=headers).info.state
+        published = queue.get(timeout=5).headers
+    assert [{"x-mine": "of the caller"}] == seen
+    assert (1, "of the caller") == (published["retries"], published["x-mine"])
+    assert "singleton_postponed" not in published
 
 
 # -- log lines -----------------------------------------------------------------------------------
