@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
@@ -106,7 +107,7 @@ def test_nested_direct_calls_are_not_locked(singleton: Singleton) -> None:
 
 
 def test_map_items_are_not_locked(singleton: Singleton, app: Celery) -> None:
-    """Items of map and starmap are direct calls: none is skipped as a duplicate."""
+    """Items of map, starmap and chunks are direct calls: none is skipped as a duplicate."""
 
     @singleton(name="x")
     def task(a: int) -> int:
@@ -115,6 +116,7 @@ def test_map_items_are_not_locked(singleton: Singleton, app: Celery) -> None:
     with hold(task, 1):
         assert [2, 2, 4] == task.map([1, 1, 2]).apply().get()
         assert [2, 2] == task.starmap([(1,), (1,)]).apply().get()
+        assert [[2, 2], [4]] == task.chunks([(1,), (1,), (2,)], 2).group().apply().get()
 
 
 def test_eager_run_is_not_locked_unless_asked_for(make_app: MakeApp) -> None:
@@ -436,6 +438,45 @@ def test_subclass_of_a_bound_class(app: Celery) -> None:
 def test_subclass_of_a_bound_class_in_a_worker(app: Celery) -> None:
     """The same in a worker, where Celery has replaced ``Task.__call__``."""
     test_subclass_of_a_bound_class(app)
+
+
+@pytest.mark.parametrize("calls", ["run", "super"])
+@pytest.mark.parametrize("shape", ["subclass", "mixin"])
+@pytest.mark.usefixtures("optimized")
+def test_context_around_the_body(app: Celery, calls: str, shape: str) -> None:
+    """What Flask's users put around every body, an application context, is entered under the lock, and not for a duplicate."""
+    current: ContextVar[str] = ContextVar("current", default="no context")
+    events: list[str] = []
+    task: Any = None
+
+    @contextmanager
+    def app_context() -> Iterator[None]:
+        token = current.set("of the app")
+        events.append(f"entered while {'held' if task.lock_holder() else 'free'}")
+        yield
+        events.append(f"left while {'held' if task.lock_holder() else 'free'}")
+        current.reset(token)
+
+    class ContextTask(SingletonTask if shape == "subclass" else Task):  # type: ignore[misc]
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            with app_context():
+                return self.run(*args, **kwargs) if calls == "run" else super().__call__(*args, **kwargs)
+
+    both = ContextTask if shape == "subclass" else type("Both", (SingletonMixin, ContextTask), {"abstract": True})
+
+    @app.task(base=both, name="x", bind=True)
+    def body(self: Any) -> Any:
+        return current.get(), self.lease.protected, self.lease.held
+
+    task = app.tasks["x"]
+    assert ("of the app", True, True) == traced(task)
+    assert ["entered while held", "left while held"] == events
+    assert_free(task)
+    with hold(task):
+        deliver_ignored(task)
+    assert 2 == len(events)
 
 
 def test_before_start_without_super(app: Celery) -> None:
