@@ -1,4 +1,4 @@
-"""What a task costs the store: two commands when it runs, one when it is a duplicate."""
+"""What a task costs the store: two commands when it runs, one when it is a duplicate, and no new connection."""
 
 from __future__ import annotations
 
@@ -59,20 +59,23 @@ def test_a_run_costs_two_commands(bench: Bench, queue: str, own_store: RedisServ
     with Monitor(own_store.url()) as monitor:
         bench.get(bench.job("long").apply_async((bench.tag,), queue=queue))
         bench.settle_node(queue)
-    assert len(monitor.commands) == 2, monitor.commands
+    assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     with Monitor(own_store.url()) as monitor:
         bench.error(bench.job("long").apply_async((bench.tag, "raise"), queue=queue))
         bench.settle_node(queue)
-    assert len(monitor.commands) == 2, monitor.commands
+    assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
 
 
-def test_a_duplicate_costs_one_command(bench: Bench, queue: str, own_store: RedisServer) -> None:
-    """One acquire that is refused; the holder comes with the answer."""
-    bench.hold("long", queue=elsewhere(bench, queue))
+@pytest.mark.parametrize("name", ["long", "raising", "impatient"], ids=["skip", "raise", "retry"])
+def test_a_duplicate_costs_one_command(bench: Bench, queue: str, own_store: RedisServer, name: str) -> None:
+    """One acquire that is refused, each time that it is delivered; the holder comes with the answer."""
+    bench.hold(name, queue=elsewhere(bench, queue))
     with Monitor(own_store.url()) as monitor:
-        assert bench.get(bench.job("long").apply_async((bench.tag,), queue=queue)) is None
+        bench.job(name).apply_async((bench.tag,), queue=queue).get(timeout=20, propagate=False)
         bench.settle_node(queue)
-    assert len(monitor.commands) == 1, monitor.commands
+    deliveries = len(bench.lock_signals(bench.key(name), "duplicate"))
+    assert (deliveries, 0) == (len(monitor.commands), monitor.connections), monitor.commands
+    assert deliveries > 1 if name == "impatient" else deliveries == 1
 
 
 def test_an_idle_worker_costs_nothing(bench: Bench, queue: str, own_store: RedisServer) -> None:
@@ -80,7 +83,7 @@ def test_an_idle_worker_costs_nothing(bench: Bench, queue: str, own_store: Redis
     with Monitor(own_store.url()) as monitor:
         plain = bench.job("plain").apply_async((bench.tag, "sleep", 1.0), queue=queue)
         assert "slept" == bench.get(plain)
-    assert [] == monitor.commands
+    assert ([], 0) == (monitor.commands, monitor.connections)
 
 
 def test_nothing_stays_behind(bench: Bench, queue: str, own_store: RedisServer) -> None:
