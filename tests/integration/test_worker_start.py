@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock import StoreUnavailable
+from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.integration.bench import Bench
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, free_port
@@ -56,16 +56,30 @@ def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
 
 
 def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A wrong password is no outage: it raises under any setting, and is told to nobody."""
+    """A wrong password is no outage: the worker says so once and runs on, tasks fail under any setting, nobody is told it."""
     with RedisServer("--requirepass", "right") as guarded:
         url = f"redis://:wr0ngpass@127.0.0.1:{guarded.port}/0"
-        worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}), ready=False)
-        code = wait_for_end(worker.container, 3)
-        if code is None:
-            job, queue = bench.job("store_run"), worker.worker_queue
-            worker.ready()
-            error = bench.error(job.apply_async((bench.tag,), queue=queue))
-            assert "Store" in type(error).__name__
+        worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
+        for name in ("store_run", "store_retry", "store_raise"):
+            error = bench.error(bench.job(name).apply_async((bench.tag,), queue=worker.worker_queue))
+            assert isinstance(error, StoreError)
             assert not isinstance(error, StoreUnavailable)
         assert [] == bench.starts()
+        said = worker.wait_for_lines(": WARNING/", "The store of locks cannot be used for now")
+        assert len(said) == 1, said
         assert "wr0ngpass" not in worker.logs()
+
+
+@pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])
+def test_copies_that_waited_for_a_worker(
+    bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
+) -> None:
+    """Of many copies that were published while no worker was there one runs when there is one; the others are skipped."""
+    queue = f"late-{bench.tag}"
+    copies = [bench.job("skip_value").apply_async((bench.tag, "hold"), queue=queue) for _ in range(12)]
+    fresh_worker(WorkerSpec(pool_name, 4, options=("--queues", queue)))
+    holder = bench.wait_for("start")["id"]
+    assert ["already"] * 11 == [bench.get(copy) for copy in copies if copy.id != holder]
+    bench.let_go()
+    assert ["held"] == [bench.get(copy) for copy in copies if copy.id == holder]
+    assert 1 == len(bench.starts())
