@@ -366,6 +366,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "callable": {"on_duplicate": lambda task, holder: "raise" if holder.task_id else "skip"},
     "stingy": {"on_duplicate": SOON, "max_retries": 1, "default_retry_delay": 0},
     "skip_short": {"on_duplicate": "skip", "lock_ttl": 2},
+    "skip_shortest": {"on_duplicate": "skip", "lock_ttl": 1},
     "told": {"on_duplicate": "skip", "lock_ttl": 2, "on_lock_lost": "raise"},
     "long": {"on_duplicate": "skip", "lock_ttl": 60},
     "soft_limit": {"lock_ttl": 60, "soft_time_limit": 1},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,23 @@ class TestGranted:
         assert ["done", "done"] == bench.get(chord(header)(collect(bench)))
         assert "done" == bench.get(chord(header)(other(bench)))
 
+    def test_countdown_longer_than_the_ttl(self, bench: Bench) -> None:
+        """A run that waits for its time holds nothing meanwhile, however short the TTL; its body is protected as any other."""
+        job, sent = bench.job("skip_shortest"), time.monotonic()
+        later = job.apply_async((bench.tag, "hold"), countdown=2.5)
+        bench.worker.wait_for_lines(later.id, "received")
+        while time.monotonic() < sent + 2.0:
+            assert not bench.is_locked("skip_shortest")
+            time.sleep(0.05)
+        assert "done" == bench.get(job.delay(bench.tag))
+        start = bench.wait_for("start", count=2)
+        assert (later.id, True, True) == (start["id"], start["protected"], start["held"])
+        until(lambda: time.monotonic() > start["at"] + 1.5, "longer than the TTL")
+        assert bench.get(job.delay(bench.tag)) is None
+        bench.let_go()
+        assert "held" == bench.get(later)
+        assert 2 == len(bench.starts())
+
     def test_group(self, bench: Bench) -> None:
         """A group of different work runs as without the lock."""
         tags = [bench.other_tag(str(number)) for number in range(6)]
@@ -183,10 +201,21 @@ class TestSkip:
         assert [[None, None, None]] == collected(bench)
 
     def test_chord_body(self, bench: Bench) -> None:
-        """A chord's body may be the duplicate; what follows it is REVOKED."""
+        """A chord's body may be the duplicate."""
         bench.hold("skip_value")
         result = chord([other(bench)])(duplicate_of(bench, "skip_value"))
         assert "already" == bench.get(result)
+
+    def test_chord_body_in_a_chain(self, bench: Bench) -> None:
+        """What follows a chord whose body is the duplicate is not run and is REVOKED."""
+        holder = bench.hold("skip_value")
+        work = chord([other(bench)], duplicate_of(bench, "skip_value"))
+        last = chain(work, *steps_of(bench, "a", "b"))()
+        assert isinstance(bench.error(last), TaskRevokedError)
+        assert_become(bench, states.REVOKED, last, last.parent)
+        assert "already" == bench.get(last.parent.parent)
+        assert ran(bench, "a") == ran(bench, "b") == 0
+        assert_only_holder_ran(bench, holder)
 
     def test_chain_inside_a_chord_header(self, bench: Bench) -> None:
         """That member is REVOKED, and the chord's body fails as Celery has it: it never hangs."""

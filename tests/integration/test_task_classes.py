@@ -103,10 +103,12 @@ def test_not_locked_directly(bench: Bench) -> None:
 
 
 def test_map_items_are_not_locked(bench: Bench) -> None:
-    """Items of a map are direct calls inside one task."""
+    """Items of a starmap, and of chunks, are direct calls inside other tasks: none is skipped."""
     bench.hold("skip")
-    result = bench.job("skip").starmap([(bench.tag, "return")] * 3).apply_async()
-    assert ["done"] * 3 == bench.get(result)
+    items = [(bench.tag, "return")] * 3
+    assert ["done"] * 3 == bench.get(bench.job("skip").starmap(items).apply_async())
+    assert [["done"] * 2, ["done"]] == bench.job("skip").chunks(items, 2).apply_async().get(timeout=20)
+    assert [True] + [False] * 6 == [start["protected"] for start in bench.starts()]
 
 
 def test_mixed_chord(bench: Bench) -> None:
