@@ -447,12 +447,14 @@ def _add_followers(app: Celery) -> None:
 
     @app.task(shared=False, name="inspected", bind=True, base=SingletonTask, unique_on=["tag"],
               on_duplicate=SOON, max_retries=0)  # fmt: skip
-    def inspected(self: Task, tag: str, hold: bool = False, secret: str = "") -> str:
+    def inspected(self: Task, tag: str, hold: bool = False, secret: str = "", retry: bool = False) -> str:
         request = self.request
         own = {"details": request_details(self), "headers": dict(request.headers or {})}
         recorder.note(tag, "start", id=request.id, **own)
         if hold:
             recorder.wait_for_flag(f"{tag}.go", HOLD)
+        if retry and not request.retries:
+            raise self.retry(countdown=0, max_retries=1)
         return "inspected"
 
 

@@ -142,7 +142,23 @@ def test_attempt_id_does_not_travel(bench: Bench) -> None:
         return bench.app.tasks["inspected"].delay(tag)
 
     postponed_details(bench, send_plain)
-    start = bench.starts()[1]
+    assert [] == secrets_in(bench.starts()[1])
+
+
+def test_attempt_id_does_not_travel_with_own_retries(bench: Bench) -> None:
+    """Nor does the message of a task's own retry carry one, and nothing of how often its run was postponed before."""
+
+    def send_retrying(bench: Bench, tag: str) -> AsyncResult:
+        return bench.app.tasks["inspected"].delay(tag, retry=True)
+
+    postponed_details(bench, send_retrying)
+    assert 1 == bench.wait_for("start", count=3)["details"]["retries"]
+    retried = bench.starts()[2]
+    assert [] == secrets_in(retried)
+    assert [] == [name for name in retried["headers"] if "singleton" in name]
+
+
+def secrets_in(start: dict[str, Any]) -> list[str]:
+    """Return what looks like an id in those headers of a run that Celery does not set."""
     values = [str(value) for name, value in start["headers"].items() if name not in KNOWN_HEADERS]
-    secrets = [found for value in values for found in re.findall(r"[0-9a-f-]{16,}", value)]
-    assert secrets == []
+    return [found for value in values for found in re.findall(r"[0-9a-f-]{16,}", value)]

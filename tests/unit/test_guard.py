@@ -420,6 +420,29 @@ def test_own_retry_does_not_carry_how_often_it_was_postponed(singleton: Singleto
     assert "singleton_postponed" not in published
 
 
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}], ids=["own", "auto"])
+def test_attempt_does_not_travel_with_retries(singleton: Singleton, store: Store, app: Any, options: Any) -> None:
+    """The message of a retry, one's own or Celery's, has neither the attempt's token nor a property of ours."""
+
+    @singleton(name="x", bind=True, default_retry_delay=0, **options)
+    def task(self: Any) -> None:
+        if options:
+            raise ValueError
+        self.retry()
+
+    attempt = Attempt()
+    with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        headers = {"x-mine": "of the caller"}
+        outcome = deliver(task, properties={"singleton": attempt}, headers=headers)
+        assert "RETRY" == outcome.info.state
+        message = queue.get(timeout=5)
+    assert [attempt.token] == store.released
+    assert "of the caller" == message.headers["x-mine"]
+    assert "singleton" not in message.properties
+    assert attempt.token not in f"{message.headers} {message.properties} {message.body}"
+
+
 # -- log lines -----------------------------------------------------------------------------------
 
 
