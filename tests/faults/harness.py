@@ -275,6 +275,14 @@ class Bench:
             yield fault
             worker.process.signal_all(signal.SIGCONT)
 
+    @contextlib.contextmanager
+    def child_stopped(self, pid: int) -> Iterator[Fault]:
+        """Stop one child of a worker, and let it go on at the end of the block."""
+        with self.schedule.during("child stop", frozenset({pid})) as fault:
+            os.kill(pid, signal.SIGSTOP)
+            yield fault
+            os.kill(pid, signal.SIGCONT)
+
     def last(self, seconds: float, since: float | None = None) -> None:
         """Let a fault last for so long: its length is part of the case, it is not a wait for something.
 

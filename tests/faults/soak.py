@@ -1,30 +1,74 @@
 """Faults at random under load: ``python -m tests.faults.soak --minutes 20 --seed 1`` prints a report, and fails on a violation.
 
-The seed decides which faults come, when, and to whom; how far processes have come by then it cannot decide.
+The seed and the minutes decide which faults come, in which order, after which pauses, for how long, and to which worker; how
+far processes have come by then, and so which of a worker's children is at work, they cannot decide.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tests.faults.checker import check, figures, table
-from tests.faults.harness import Bench, Worker
+from tests.faults.harness import Bench
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
 
 TTL = 4.0
 POOLS = ("prefork", "threads", "gevent", "prefork")
 TAGS = 6
+#: Seconds until a worker must have begun a body.
+PATIENCE = 60.0
 #: What docs/GUARANTEES.md names among what does not hold.
 KNOWN = {"untold, data lost"}
+#: Kinds of faults, and how long each lasts: seconds at least and at most.
+SPANS = {
+    "child killed": (0.0, 0.0),
+    "worker killed": (0.0, 0.0),
+    "worker stopped": (TTL / 2, TTL * 5 / 2),
+    "child stopped": (TTL * 2, TTL * 2),
+    "store paused, short": (TTL / 2, TTL / 2),
+    "store paused, long": (TTL * 2, TTL * 2),
+    "store lost its data": (0.0, 1.0),
+    "scripts flushed": (0.0, 0.0),
+    "connections killed": (0.0, 0.0),
+    "half-open": (TTL / 2, TTL / 2),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A fault that is to come.
+
+    Arguments:
+        after: seconds of work before it.
+        kind: one of ``SPANS``.
+        who: which worker, by its place in the bench's list; of those with children where a child is meant.
+        span: seconds that it lasts.
+    """
+
+    after: float
+    kind: str
+    who: int
+    span: float
+
+
+def plan(seed: int, seconds: float) -> list[Planned]:
+    """Return the faults of a run: those that fit into so many seconds where doing them takes no time."""
+    draw, planned, left = random.Random(f"faults {seed}"), [], seconds
+    while True:
+        after, kind, who = draw.uniform(2, 6), draw.choice(list(SPANS)), draw.randrange(len(POOLS))
+        fault = Planned(after, kind, who, draw.uniform(*SPANS[kind]))
+        left -= fault.after + fault.span
+        if left < 0:
+            return planned
+        planned.append(fault)
 
 
 class Soak:
@@ -32,51 +76,61 @@ class Soak:
 
     Args:
         bench: where it runs.
-        seed: of all choices.
-        seconds: how long new work and new faults come.
+        seed: of all choices. Work has a generator of its own: how much of it there is depends on the machine.
+        seconds: how long new work and new faults come, at least.
+        clock: gives the time in seconds.
+        sleep: waits for so many seconds.
     """
 
-    def __init__(self, bench: Bench, seed: int, seconds: float) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        seed: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._bench = bench
-        self._random = random.Random(seed)
-        self._seconds = seconds
-        self.done: Counter[str] = Counter()
-        self._faults = {
+        self._plan = plan(seed, seconds)
+        self._draw = random.Random(f"work {seed}")
+        self._clock = clock
+        self._sleep = sleep
+        self.done: list[Planned] = []
+        self._faults: dict[str, Callable[[Planned], None]] = {
             "child killed": self._kill_child,
             "worker killed": self._kill_worker,
             "worker stopped": self._stop_worker,
             "child stopped": self._stop_child,
-            "store paused, short": lambda: self._pause_store("pause", TTL / 2),
-            "store paused, long": lambda: self._pause_store("outage", TTL * 2),
+            "store paused, short": lambda fault: self._pause_store("pause", fault),
+            "store paused, long": lambda fault: self._pause_store("outage", fault),
             "store lost its data": self._empty_store,
-            "scripts flushed": lambda: self._command("SCRIPT", "FLUSH"),
-            "connections killed": lambda: self._command("CLIENT", "KILL", "TYPE", "normal"),
+            "scripts flushed": lambda fault: self._command("SCRIPT", "FLUSH"),
+            "connections killed": lambda fault: self._command("CLIENT", "KILL", "TYPE", "normal"),
             "half-open": self._half_open,
         }
 
     def run(self) -> None:
-        """Send work, and do a fault every few seconds; then wait until all work is done."""
+        """Send work, and do all faults that are planned."""
         for pool in POOLS:
             self._bench.start(pool)
         for worker in self._bench.workers:
             worker.ready(self._bench.app)
-        end = time.monotonic() + self._seconds
-        next_fault = time.monotonic() + 3
-        while time.monotonic() < end:
+        for fault in self._plan:
+            self._wait(fault.after)
+            self._faults[fault.kind](fault)
+            self.done.append(fault)
+
+    def _wait(self, seconds: float) -> None:
+        """Send work for so long."""
+        end = self._clock() + seconds
+        while (left := end - self._clock()) > 0:
             self._work()
-            time.sleep(self._random.uniform(0.05, 0.4))
-            if time.monotonic() > next_fault:
-                name = self._random.choice(list(self._faults))
-                self._faults[name]()
-                self.done[name] += 1
-                next_fault = time.monotonic() + self._random.uniform(2, 6)
+            self._sleep(min(left, self._draw.uniform(0.05, 0.4)))
 
     def _work(self) -> None:
-        tag = f"tag{self._random.randrange(TAGS)}"
-        act = (
-            ["sleep", round(self._random.uniform(0.05, 1.5), 2)] if self._random.random() < 0.9 else ["sleep", 2 * TTL]
-        )
-        if self._random.random() < 0.5:
+        tag = f"tag{self._draw.randrange(TAGS)}"
+        act = ["sleep", round(self._draw.uniform(0.05, 1.5), 2)] if self._draw.random() < 0.9 else ["sleep", 2 * TTL]
+        if self._draw.random() < 0.5:
             self._bench.send("late", tag, act, expect="run")
         else:
             self._bench.send("skip", tag, act)
@@ -95,65 +149,57 @@ class Soak:
 
     # -- faults ------------------------------------------------------------------------------------
 
-    def _worker(self) -> Worker:
-        return self._random.choice(self._bench.workers)
-
-    def _child(self) -> int | None:
+    def _child(self, fault: Planned) -> int:
+        """Return the child of a worker that was the last there to begin a body."""
         workers = [worker for worker in self._bench.workers if worker.pool == "prefork"]
-        pids = set().union(*(worker.all_pids() for worker in workers)) - {worker.process.pid for worker in workers}
-        starts = [event["pid"] for event in self._bench.ledger.events("start")[-20:] if event["pid"] in pids]
-        return starts[-1] if starts else None
+        worker = workers[fault.who % len(workers)]
+        end = self._clock() + PATIENCE
+        while self._clock() < end:
+            children = worker.all_pids() - {worker.process.pid}
+            pids = [event["pid"] for event in self._bench.ledger.events("start") if event["pid"] in children]
+            if pids:
+                return int(pids[-1])
+            self._wait(0.2)
+        raise AssertionError(f"no child of {worker.name} has begun a body")
 
-    def _kill_child(self) -> None:
-        pid = self._child()
-        if pid is not None:
-            self._bench.kill_child(pid)
+    def _kill_child(self, fault: Planned) -> None:
+        self._bench.kill_child(self._child(fault))
 
-    def _kill_worker(self) -> None:
-        worker = self._worker()
+    def _kill_worker(self, fault: Planned) -> None:
+        worker = self._bench.workers[fault.who]
         self._bench.kill(worker)
         self._bench.workers.remove(worker)
         self._bench.worker(worker.pool)
 
-    def _stop_worker(self) -> None:
-        with self._bench.stopped(self._worker()):
-            self._wait(self._random.uniform(0.5, 2.5) * TTL)
+    def _stop_worker(self, fault: Planned) -> None:
+        with self._bench.stopped(self._bench.workers[fault.who]):
+            self._wait(fault.span)
 
-    def _stop_child(self) -> None:
-        pid = self._child()
-        if pid is not None:
-            with self._bench.schedule.during("child stop", frozenset({pid})):
-                os.kill(pid, signal.SIGSTOP)
-                self._wait(2 * TTL)
-                os.kill(pid, signal.SIGCONT)
+    def _stop_child(self, fault: Planned) -> None:
+        with self._bench.child_stopped(self._child(fault)):
+            self._wait(fault.span)
 
-    def _pause_store(self, kind: str, seconds: float) -> None:
+    def _pause_store(self, kind: str, fault: Planned) -> None:
         with self._bench.schedule.during(kind):
             self._bench.store.pause()
-            self._wait(seconds)
+            self._wait(fault.span)
             self._bench.store.resume()
 
-    def _empty_store(self) -> None:
+    def _empty_store(self, fault: Planned) -> None:
         with self._bench.schedule.during("empty"):
             self._bench.store.stop()
-            self._wait(self._random.uniform(0, 1))
+            self._wait(fault.span)
             self._bench.store.start()
 
-    def _half_open(self) -> None:
-        with self._bench.schedule.during("outage"):
+    def _half_open(self, fault: Planned) -> None:
+        with self._bench.schedule.during("pause"):  # too short to lose anything, as row 10 says
             self._bench.proxy.hanging.set()
-            self._wait(TTL / 2)
+            self._wait(fault.span)
             self._bench.proxy.hanging.clear()
 
     def _command(self, *words: str) -> None:
         with self._bench.client() as client:
             client.execute_command(*words)
-
-    def _wait(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._work()
-            time.sleep(0.2)
 
 
 @contextlib.contextmanager
@@ -210,7 +256,7 @@ def history(events: Sequence[Event], bench: Bench, keys: set[str]) -> str:
 def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kinds: Counter[str]) -> None:
     """Print the table."""
     print(f"soak of {options.minutes:g} minutes, seed {options.seed}, lock_ttl {TTL:g} s")
-    rows = [*soak.done.items(), *counts.items()]
+    rows = [*Counter(fault.kind for fault in soak.done).items(), *counts.items()]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "untold, data lost", "lost")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs")]

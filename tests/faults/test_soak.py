@@ -1,0 +1,128 @@
+"""The soak's own test, without servers: what it does to them is decided by its seed alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.faults.soak import POOLS, SPANS, Soak
+
+MINUTES = 10
+#: Seconds of a turn of work, at most, where sending takes half a second.
+TURN = 0.5 + 0.4
+
+
+class Machine:
+    """A bench and a clock that only pretend, and a note of each fault: kind, which worker, and from when to when.
+
+    Args:
+        slow: seconds that it takes to send a message, and to start a worker.
+    """
+
+    def __init__(self, slow: float) -> None:
+        self.slow = slow
+        self.time = 0.0
+        self.sent = 0
+        self.faults: list[tuple[str, int | None, float, float]] = []
+        self.app = None
+        self.workers: list[Any] = []
+        self.started = 0
+        self.schedule = self
+        self.ledger = SimpleNamespace(events=self._starts)
+        self.store = SimpleNamespace(pause=int, resume=int, stop=int, start=int)
+        self.proxy = SimpleNamespace(hanging=threading.Event())
+
+    def clock(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+    def start(self, pool: str) -> None:
+        pid = 100 * self.started
+        self.started += 1
+        pids = frozenset({pid, pid + 1, pid + 2} if pool == "prefork" else {pid})
+        worker = SimpleNamespace(name=str(pid), pool=pool, process=SimpleNamespace(pid=pid), all_pids=lambda: pids)
+        worker.ready = lambda app: None
+        self.workers.append(worker)
+
+    def worker(self, pool: str) -> None:
+        self.time += self.slow
+        self.start(pool)
+
+    def send(self, *args: Any, **options: Any) -> None:
+        self.time += self.slow
+        self.sent += 1
+
+    def _starts(self, what: str) -> list[dict[str, int]]:
+        """Which of a worker's two children was the last to begin a body depends on how far the processes have come."""
+        children = [pid + 1 + (self.sent + extra) % 2 for pid in range(0, 100 * self.started, 100) for extra in (0, 1)]
+        return [{"pid": pid} for pid in children]
+
+    def _place(self, pid: int) -> int:
+        return next(place for place, worker in enumerate(self.workers) if pid in worker.all_pids())
+
+    def kill(self, worker: Any) -> None:
+        self.faults.append(("kill", self.workers.index(worker), self.time, self.time))
+
+    def kill_child(self, pid: int) -> None:
+        self.faults.append(("kill child", self._place(pid), self.time, self.time))
+
+    @contextlib.contextmanager
+    def during(self, kind: str, who: int | None = None) -> Iterator[None]:
+        begin = self.time
+        yield
+        self.faults.append((kind, who, begin, self.time))
+
+    def stopped(self, worker: Any) -> contextlib.AbstractContextManager[None]:
+        return self.during("stop", self.workers.index(worker))
+
+    def child_stopped(self, pid: int) -> contextlib.AbstractContextManager[None]:
+        return self.during("child stop", self._place(pid))
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        yield SimpleNamespace(execute_command=self._command)
+
+    def _command(self, *words: str) -> None:
+        self.faults.append((" ".join(words), None, self.time, self.time))
+
+
+def _run(seed: int, slow: float) -> Machine:
+    machine = Machine(slow)
+    Soak(cast(Any, machine), seed, MINUTES * 60, machine.clock, machine.sleep).run()
+    return machine
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_faults_depend_on_the_seed_alone(seed: int) -> None:
+    """However fast a machine is, the same faults come in the same order, to the same workers, after as much work, for as long."""
+    fast, slow = _run(seed, 0.0), _run(seed, 0.5)
+    assert fast.sent > 2 * slow.sent, "they do not differ in speed"
+    assert [(kind, who) for kind, who, _, _ in fast.faults] == [(kind, who) for kind, who, _, _ in slow.faults]
+    before = (0.0, 0.0)
+    for (kind, _, begin, end), (_, _, slow_begin, slow_end) in zip(fast.faults, slow.faults, strict=True):
+        assert 0 <= (slow_end - slow_begin) - (end - begin) < TURN, kind
+        # A worker that is to start, and a child that has not begun a body, take their time.
+        assert 0 <= (slow_begin - before[1]) - (begin - before[0]) < TURN + 0.5, kind
+        before = (end, slow_end)
+
+
+def test_faults_of_two_seeds_differ() -> None:
+    """Another seed is another run."""
+    assert _run(1, 0.0).faults != _run(2, 0.0).faults
+
+
+def test_a_run_has_all_kinds_and_everybody() -> None:
+    """In ten minutes each kind comes, and each worker is somebody's victim; the time is used up and hardly exceeded."""
+    machine = Machine(0.0)
+    soak = Soak(cast(Any, machine), 1, MINUTES * 60, machine.clock, machine.sleep)
+    soak.run()
+    assert set(SPANS) == {fault.kind for fault in soak.done}
+    assert set(range(len(POOLS))) == {who for _, who, _, _ in machine.faults if who is not None}
+    assert MINUTES * 60 - 20 < machine.time <= MINUTES * 60 + 1e-6
