@@ -334,9 +334,14 @@ class RedisServer:
 # -- RabbitMQ ----------------------------------------------------------------------------------
 
 
+def required(*names: str) -> bool:
+    """Tell whether one of these variables of the environment says that what is missing is an error."""
+    return any(os.environ.get(name, "") not in ("", "0") for name in names)
+
+
 def rabbitmq_required() -> bool:
     """Tell whether a missing RabbitMQ is an error: in CI, or with RABBITMQ_REQUIRED=1."""
-    return any(os.environ.get(name, "") not in ("", "0") for name in ("CI", "RABBITMQ_REQUIRED"))
+    return required("CI", "RABBITMQ_REQUIRED")
 
 
 def rabbitmq_program() -> str:

