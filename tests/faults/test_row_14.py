@@ -53,7 +53,7 @@ def test_apply_within_without_locks(pool: str) -> None:
     """By default an eager run takes no lock: a task that calls ``.apply()`` on itself goes through."""
     with Bench(ttl=3) as bench:
         bench.worker(pool)
-        result = bench.send("retry", "a", ["apply", "retry", "b"], expect="once")
+        result = bench.send("retry", "a", ["apply", "retry", "a"], expect="once")
         assert "SUCCESS" == result.get(timeout=10)
         bench.settle()
 
@@ -67,21 +67,22 @@ TWO_APPS = """
         app = Celery("same", set_as_current=False)
         app.conf.update(broker_url="memory://", singleton_lock_url=url, singleton_lock_eager=True)
 
-        @app.task(name="job", base=SingletonTask, on_duplicate="raise", bind=True, shared=False)
-        def job(self, inner=None):
-            held = [other.tasks["job"].lock_holder() is not None for other in apps]
-            return (held, inner and apps[1].tasks["job"].apply().get())
+        @app.task(name="job", base=SingletonTask, on_duplicate="raise", unique_on="who", bind=True, shared=False)
+        def job(self, who, inner=None):
+            held = [other.tasks["job"].lock_holder(who) is not None for other in apps]
+            return (who, held, inner and apps[1].tasks["job"].apply((who,)).get())
 
         return app
 
     apps = [app(url) for url in sys.argv[1:]]
-    for inner in (None, None):
-        print(apps[0].tasks["job"].apply(kwargs={"inner": inner}).get())
-    print([other.tasks["job"].lock_holder() for other in apps])
+    for _ in range(2):
+        print(apps[0].tasks["job"].apply(("both", "inner")).get(), flush=True)
+    print([other.tasks["job"].lock_holder("both") for other in apps], flush=True)
     pid = os.fork()
-    print(apps[1].tasks["job"].apply().get(), flush=True)
+    who = "parent" if pid else "child"  # arguments of their own: neither is the other's duplicate
+    print(apps[1].tasks["job"].apply((who,)).get(), flush=True)
     if pid:
-        os.waitpid(pid, 0)
+        print("child ended", os.waitpid(pid, 0)[1], flush=True)
 """
 
 
@@ -92,10 +93,10 @@ def test_two_apps() -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         lines = done.stdout.splitlines()
         assert 0 == done.returncode, done.stderr
-        assert ["([True, False], None)"] * 2 == lines[:2]
+        assert ["('both', [True, False], ('both', [True, True], None))"] * 2 == lines[:2]
         assert "[None, None]" == lines[2]
-        for line in lines[3:]:
-            assert "[False, True]" in line or "DuplicateTask" in line
+        assert ["('child', [False, True], None)", "('parent', [False, True], None)"] == sorted(lines[3:5])
+        assert ["child ended 0"] == lines[5:], done.stderr
         for server in (one, two):
             with contextlib.closing(redis.Redis.from_url(server.url())) as client:
                 assert [] == client.keys("*:lock:*")
