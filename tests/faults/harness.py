@@ -34,6 +34,10 @@ CHILD_BOUND = 6.0
 FIGURES: list[tuple[str, str, str]] = []
 
 
+class WorkerFailed(Exception):
+    """A worker was started and did not become ready."""
+
+
 class Worker:
     """A real ``celery worker`` process with its children."""
 
@@ -59,13 +63,21 @@ class Worker:
         self.process.start()
 
     def ready(self, app: Celery) -> Worker:
-        """Wait for the answer to a ping."""
+        """Wait for the answer to a ping.
+
+        Raises:
+            WorkerFailed: it has ended, or none came within a minute.
+        """
 
         def answers() -> bool:
-            assert self.process.running, f"{self.name} ended:\n{self.process.output()[-4000:]}"
+            if not self.process.running:
+                raise WorkerFailed(f"{self.name} ended:\n{self.process.output()[-4000:]}")
             return bool(app.control.ping(destination=[self.node], timeout=0.5))
 
-        until(answers, f"{self.name} is ready", timeout=60)
+        try:
+            until(answers, f"{self.name} is ready", timeout=60)
+        except AssertionError as slow:
+            raise WorkerFailed(f"{slow}\n{self.process.output()[-4000:]}") from None
         return self
 
     def all_pids(self) -> frozenset[int]:
@@ -371,4 +383,4 @@ def side_by_side(*steps: Callable[[], Any]) -> list[Any]:
         return [future.result() for future in [threads.submit(step) for step in steps]]
 
 
-__all__ = ["CHILD_BOUND", "FIGURES", "Bench", "Worker", "kind_of", "now", "side_by_side", "since"]
+__all__ = ["CHILD_BOUND", "FIGURES", "Bench", "Worker", "WorkerFailed", "kind_of", "now", "side_by_side", "since"]

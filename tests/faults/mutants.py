@@ -1,23 +1,30 @@
 """Takes one mechanism out of a copy of the package at a time, and runs the row that guards it: that row must turn red.
 
+First each of these rows is run in a copy where nothing is missing: there it must be green.
+
 ``python -m tests.faults.mutants [NAME ...]``
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
+from tests.faults.harness import WorkerFailed
 from tests.servers import new_directory, remove_directory
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "celery_singleton_lock"
 LANES = 2
+GREEN, RED = "green", "red"
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ MUTANTS = (
         "renewal.py",
         "            self._renew(due[start : start + BATCH], self._store)",
         "            pass",
-        "test_row_06.py::test_warm[threads]",
+        "test_row_10.py::test_renewal_answered_late",
     ),
     Mutant(
         "renewal by the main process",
@@ -174,44 +181,80 @@ MUTANTS = (
 )
 
 
-def check(mutant: Mutant) -> str:
+def green(row: str) -> str:
+    """Return what is wrong with a row where nothing is missing, or nothing where it is green.
+
+    Arguments:
+        row: which.
+    """
+    with _copy() as copy:
+        came = run(copy, f"tests/faults/{row}")
+    return "" if came == GREEN else f"its row is not green where nothing is missing: {came}"
+
+
+def red(mutant: Mutant) -> str:
     """Return what is wrong with a mutant, or nothing where its row turns red.
 
     Arguments:
         mutant: which.
     """
-    copy = new_directory("mutant")
-    try:
-        for name in (PACKAGE, "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "setup.cfg", copy)
+    with _copy() as copy:
         path = copy / PACKAGE / mutant.file
         text = path.read_text()
         if text.count(mutant.old) != 1:
             return f"its text is {text.count(mutant.old)} times in {mutant.file}"
         path.write_text(text.replace(mutant.old, mutant.new))
-        return _verdict(copy, mutant)
+        came = run(copy, f"tests/faults/{mutant.row}")
+    if came == RED:
+        return ""
+    return "its row stays green" if came == GREEN else f"its row cannot run: {came}"
+
+
+@contextlib.contextmanager
+def _copy() -> Iterator[Path]:
+    """A directory with the package and its tests."""
+    copy = new_directory("mutant")
+    try:
+        for name in (PACKAGE, "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "setup.cfg", copy)
+        yield copy
     finally:
         remove_directory(copy)
 
 
-def _verdict(copy: Path, mutant: Mutant) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", f"tests/faults/{mutant.row}"]
-    env = {**os.environ, "PYTHONPATH": str(copy)}
-    done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, check=False)
-    if done.returncode == 1:
-        return ""
-    return "its row stays green" if not done.returncode else f"its row cannot run: {done.stdout[-500:]}"
+def run(directory: Path, test: str) -> str:
+    """Run a test, and answer ``GREEN`` (it passed), ``RED`` (what it saw was wrong), or why it is neither.
+
+    Arguments:
+        directory: where the tests, and the package that they are about, are.
+        test: as pytest spells it.
+    """
+    report = directory / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", f"--junitxml={report}", test]
+    env = {**os.environ, "PYTHONPATH": str(directory)}
+    done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1) or not report.exists():
+        return f"pytest ended with {done.returncode}: {done.stdout[-500:]}"
+    suite = next(ElementTree.parse(report).iter("testsuite"))
+    count = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
+    if count["errors"] or count["skipped"] or not count["tests"]:
+        return f"{count}: {done.stdout[-500:]}"
+    if WorkerFailed.__name__ in done.stdout:  # nothing was seen of what the test is about
+        return f"a worker does not start: {done.stdout[-500:]}"
+    return RED if count["failures"] else GREEN
 
 
 def main(names: list[str]) -> int:
     """Check all mutants, or those that are named, and return the exit code."""
     wanted = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    rows = list(dict.fromkeys(mutant.row for mutant in wanted))
     with ThreadPoolExecutor(LANES) as threads:
-        verdicts = list(threads.map(check, wanted))
+        whole = dict(zip(rows, threads.map(green, rows), strict=True))
+        verdicts = list(threads.map(lambda mutant: whole[mutant.row] or red(mutant), wanted))
     for mutant, verdict in zip(wanted, verdicts, strict=True):
         print(f"{'red' if not verdict else 'FAILED':<7}{mutant.name:<50} {mutant.row} {verdict}")
-    return int(any(verdicts))
+    return int(any(verdicts) or not wanted)
 
 
 if __name__ == "__main__":

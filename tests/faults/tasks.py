@@ -247,6 +247,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, name, on_duplicate=policy)
     _register(app, "late", on_duplicate=SOON, acks_late=True, reject_on_worker_lost=True)
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
+    _register(app, "plain", singleton=False)
     app.task(_next, bind=True, shared=False, name="next", base=SingletonTask, singleton=False)
     return app
 

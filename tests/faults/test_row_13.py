@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from celery.result import AsyncResult
 
 from tests.faults.harness import Bench, since
+from tests.faults.tasks import Boom
 from tests.servers import until
 
 SOON = 1.0
+
+
+def _ended(result: AsyncResult) -> tuple[str, type]:
+    """Wait for the end of a task, and return its state and of which type its result or its error is."""
+    state = until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end")
+    return state, type(result.result)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def bench() -> Iterator[Bench]:
     [("sleep", "SUCCESS"), ("boom", "FAILURE"), ("odd-result", "FAILURE"), ("memory", "FAILURE")],
 )
 def test_failing(bench: Bench, pool: str, act: str, state: str) -> None:
-    """The lease is freed with the body, and the next one runs."""
+    """The lease is freed with the body, the end is that of a task without a lock, and the next body runs."""
     if pool == "prefork" and act == "memory":
         pytest.skip("Celery ends the worker's child, and raises in its main process: row 5")
     tag = f"{pool}-{act}"
@@ -38,7 +46,9 @@ def test_failing(bench: Bench, pool: str, act: str, state: str) -> None:
     body = bench.body(tag)
     freed = since(bench.end(body), bench.gone(body))
     bench.measured(f"13 {act}, failing receivers, {pool}: freed after the body", SOON, freed)
-    assert state == until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end")
+    twin = bench.send("plain", tag, [act], queue=pool)
+    assert _ended(twin) == _ended(result)
+    assert state == result.state
     assert "slept" == bench.send("skip", tag, ["sleep"], expect="once", queue=pool).get(timeout=10)
 
 
@@ -57,19 +67,21 @@ def test_duplicates(bench: Bench, pool: str) -> None:
 def test_failing_key(bench: Bench, pool: str) -> None:
     """A ``lock_key`` that raises fails the task with its own error; no body runs, no lease is taken."""
     result = bench.send("nameless", f"{pool}-key", queue=pool, expect="none")
-    with pytest.raises(Exception, match="no key"):
+    with pytest.raises(Boom, match="no key"):
         result.get(timeout=10)
 
 
 def test_base_exception() -> None:
-    """A body that raises a BaseException ends a prefork child; its lease is freed."""
+    """A body that raises a BaseException ends a prefork child; its lease is freed, and the error is a task's without a lock."""
     with Bench(ttl=40) as bench:
         bench.worker()
-        bench.send("skip", "a", ["bang"])
+        result = bench.send("skip", "a", ["bang"])
         body = bench.body("a")
         bench.measured(
             "13 BaseException, prefork: freed after the body", SOON, since(bench.end(body), bench.gone(body))
         )
+        assert _ended(bench.send("plain", "b", ["bang"])) == _ended(result)
+        assert "FAILURE" == result.state
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=15)
         bench.settle()
 
