@@ -30,10 +30,10 @@ def test_before_start() -> None:
         bench.settle()
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 @pytest.mark.parametrize("act", ["exit", "memory"])
 def test_body_leaves(pool: str, act: str) -> None:
-    """The lease is freed with the body, also where the child ends, or Celery itself never tells of the end."""
+    """The lease is freed with the body, also where the child or a solo worker ends, or Celery itself never tells of the end."""
     with Bench(ttl=40) as bench:
         bench.worker(pool)
         second = bench.worker("threads", options=("-Q", "two"))
