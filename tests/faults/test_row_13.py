@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Iterator
 
 import pytest
 from celery.result import AsyncResult
 
-from tests.faults.harness import Bench, since
+from tests.faults.harness import Bench, Worker, since
 from tests.faults.tasks import Boom
 from tests.servers import until
 
@@ -88,11 +90,26 @@ def test_base_exception() -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_failing_backend(pool: str) -> None:
-    """The result cannot be stored: the lease is freed all the same, before Celery tries."""
+    """The result cannot be stored: the lease is freed before Celery tries, which then says what it says without a lock."""
     with Bench(ttl=40, result_backend_transport_options={"retry_policy": {"max_retries": 0}}) as bench:
-        bench.worker(pool, result_backend="redis://127.0.0.1:1/0", task_track_started=False)
-        bench.send("skip", "a", ["sleep", 0.5], expect="run")
-        body = bench.body("a")
+        for name in ("skip", "plain"):
+            bench.start(pool, options=("-Q", name), result_backend="redis://127.0.0.1:1/0", task_track_started=False)
+        for worker in bench.workers:
+            worker.ready(bench.app)
+        results = [bench.send(name, name, ["sleep", 0.5], expect="run", queue=name) for name in ("skip", "plain")]
+        body = bench.body("skip")
         freed = since(bench.end(body), bench.gone(body))
         bench.measured(f"13 failing result backend, {pool}: freed after the body", SOON, freed)
+        bench.end(bench.body("plain"))
+        ours, celerys = [_complaints(worker) for worker in bench.workers]
+        assert celerys == ours
+        assert ["PENDING"] * 2 == [result.state for result in results]
         bench.settle()
+
+
+def _complaints(worker: Worker) -> list[str]:
+    """End a worker, and return what it has said in WARNINGs and worse; which task that was about is left out."""
+    worker.process.signal(signal.SIGTERM)
+    assert worker.exit_code(30) is not None, "the worker does not end"
+    said = re.findall(r"^\[[^]]*: (?:WARNING|ERROR|CRITICAL)/[^]]*\] (.*)", worker.process.output(), re.MULTILINE)
+    return [re.sub(r"\w+\[[-0-9a-f]{36}\]", "a task", line) for line in said]
