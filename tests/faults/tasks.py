@@ -19,7 +19,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import LockLost, Raise, RetryLater, SingletonTask, Skip, signals
-from tests.faults.ledger import Ledger, name_of
+from tests.faults.ledger import Ledger, name_of, now
 
 #: Seconds that a body waits for its test at most.
 HOLD = 100.0
@@ -77,11 +77,13 @@ def _ensure(task: Task, tag: str, seconds: float = HOLD) -> str:
     """Ask for the lease at every step, and end when it is lost."""
     ledger, end = ledger_of(task.app), time.monotonic() + seconds
     while time.monotonic() < end and not ledger.is_raised(f"{tag}.go"):
+        asked = now()
         try:
             task.lease.ensure()
         except LockLost:
             ledger.note("ensure failed", tag=tag)
             raise
+        ledger.note("ensured", tag=tag, asked=asked)
         time.sleep(0.05)
     return "ensured"
 

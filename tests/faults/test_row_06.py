@@ -48,6 +48,10 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
         worker.process.signal(signal.SIGQUIT)
         freed = since(bench.end(body), bench.gone(body))
         bench.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, freed)
+        if kind == "soft":
+            assert worker.exit_code(30) is not None, "the worker does not end"
+            # `celery.worker.worker.WorkController.wait_for_soft_shutdown`, 5.5 to 5.7
+            assert "Initiating Soft Shutdown, terminating in 2.0 seconds" in worker.process.output()
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
         bench.settle()
 

@@ -16,7 +16,7 @@ KNOWN = 1.5
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_whole_worker(pool: str) -> None:
-    """On wake-up ``lease.ensure()`` tells of the loss, and the new holder's lease is neither renewed nor freed by the old one."""
+    """The first ``lease.ensure()`` after waking tells of the loss; the new holder's lease is not touched by the old one."""
     with Bench(ttl=TTL) as bench:
         victim = bench.start(pool)
         bench.worker("threads", options=("-Q", "two"))
@@ -30,6 +30,9 @@ def test_whole_worker(pool: str) -> None:
             bench.last(2 * TTL, fault.at)
         failed = bench.wait("ensure failed", KNOWN * 2)
         bench.measured(f"7 worker stopped, {pool}: ensure() raises after waking", KNOWN, failed["at"] - fault.until)
+        asked = [event["asked"] for event in bench.ledger.events("ensured", tag="a")]
+        assert asked, "ensure() never said that the lease is held"
+        assert [] == [at for at in asked if at > fault.until], "ensure() says that the lease is held"
         bench.wait("lost", run=body["run"])
         bench.stay_held(TTL, second)
         bench.go("a")

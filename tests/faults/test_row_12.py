@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 
+import celery_singleton_lock
 from tests.faults.harness import Bench, side_by_side, since
 from tests.servers import until
 
@@ -39,6 +43,7 @@ def test_storm_of_retries() -> None:
     with Bench(ttl=20) as bench:
         workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
+        _know_scripts(bench)
         results = [bench.send("retry", "a", ["sleep", 0.02], expect="once") for _ in range(COPIES)]
         for result in results:
             assert "slept" == result.get(timeout=100)
@@ -46,6 +51,13 @@ def test_storm_of_retries() -> None:
         bench.measured(f"12 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
         bench.settle()
         acquires = [e for e in bench.ledger.events("store", verb="acquire") if e.get("sent")]
-        wanted = len(bench.ledger.events("duplicate")) + len(results)
-        scripts_unknown_at_first = 1
-        assert wanted <= len(acquires) <= wanted + scripts_unknown_at_first * len(workers) * 4
+        deliveries = len(bench.ledger.events("duplicate")) + len(results)
+        unanswered = len(bench.ledger.events("store error"))  # on a busy machine: the delivery comes again
+        assert deliveries <= len(acquires) <= deliveries + unanswered
+
+
+def _know_scripts(bench: Bench) -> None:
+    """Let the store know the scripts beforehand: it refuses one that it does not know, and is asked again."""
+    with contextlib.closing(bench.client()) as client:
+        for path in (Path(celery_singleton_lock.__file__).parent / "stores").glob("*.lua"):
+            client.script_load(path.read_text())
