@@ -9,7 +9,12 @@ from tests.faults.harness import Bench, kind_of
 from tests.servers import RabbitMQServer, until
 
 #: A message comes back after 2 s though its body still runs, and within seconds.
-SWEEP = {"visibility_timeout": 2, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+SWEEP = {
+    "visibility_timeout": 2,
+    "unacked_restore_interval": 1,
+    "unacked_restore_throttle": 1,
+    "unacked_mutex_expire": 2,
+}
 
 
 def _bench(broker: str | RabbitMQServer) -> Bench:
