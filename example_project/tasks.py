@@ -85,9 +85,8 @@ def pay(account: str, cents: int) -> None:
 
 
 @app.task(ignore_result=True)
-def prepare_book(book: str) -> None:
+def prepare_book(book: str, payments: list[int]) -> None:
     """Start the chord that closes a book; two of its members are duplicates of others. A plain task, never locked."""
-    payments = [ledger.add_payment("initech", cents) for cents in (1100, 2200)]
     members = [revalue.s("acme", "EUR"), revalue.s("acme", "EUR"), revalue.s("globex", "GBP")]
     members += [sync_account.s("initech", payment) for payment in payments]
     chord(members)(close_book.s(book=book))

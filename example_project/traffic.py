@@ -64,7 +64,7 @@ class Traffic:
         return lambda: self._reports.append(tasks.monthly_report.delay(month).id)
 
     def _close_book(self) -> None:
-        tasks.prepare_book.delay(BOOK)
+        tasks.prepare_book.delay(BOOK, [ledger.add_payment("initech", cents) for cents in (1100, 2200)])
         self.books.append(BOOK)
 
 

@@ -1,11 +1,15 @@
-"""Servers that tests of every kind may ask for; each is started once, when first asked for."""
+"""What tests of every kind may ask for: servers, each started once when first asked for, and the example project."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
 
 import pytest
+from celery.signals import worker_init, worker_ready
 
+from celery_singleton_lock import signals
 from tests.servers import RabbitMQServer, RedisServer, ServerMissing, rabbitmq_required
 
 
@@ -32,3 +36,14 @@ def rabbitmq_server() -> Iterator[RabbitMQServer]:
         raise
     yield server
     server.close()
+
+
+@pytest.fixture
+def example() -> Callable[[str], Any]:
+    """Imports a module of the example project, whose receivers would note what other tests do."""
+    recording = import_module("example_project.recording")
+    signals.duplicate.disconnect(recording.on_duplicate)
+    signals.lock_lost.disconnect(recording.on_lost)
+    worker_init.disconnect(recording.on_init)
+    worker_ready.disconnect(recording.on_ready)
+    return lambda name: import_module(f"example_project.{name}")

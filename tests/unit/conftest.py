@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
 from celery import Celery, _state
-from celery.signals import worker_init, worker_ready
 
-from celery_singleton_lock import SingletonTask, signals
+from celery_singleton_lock import SingletonTask
 
 MakeApp = Callable[..., Celery]
 
@@ -41,17 +39,6 @@ def _forget_apps() -> Iterator[None]:
     yield
     _state._on_app_finalizers.intersection_update(finalizers)
     _state._tls.current_app = current
-
-
-@pytest.fixture
-def example() -> Callable[[str], Any]:
-    """Imports a module of the example project, whose receivers would note what other tests do."""
-    recording = import_module("example_project.recording")
-    signals.duplicate.disconnect(recording.on_duplicate)
-    signals.lock_lost.disconnect(recording.on_lost)
-    worker_init.disconnect(recording.on_init)
-    worker_ready.disconnect(recording.on_ready)
-    return lambda name: import_module(f"example_project.{name}")
 
 
 @pytest.fixture
