@@ -118,7 +118,6 @@ class Settings:
     Arguments:
         url: the store.
         prefix: first part of every key.
-        eager: take locks in eager mode too.
         store_timeout: seconds for a whole store call.
         pool_limit: connections of a process with many bodies at once.
         options: Celery's transport options that go with the URL.
@@ -127,7 +126,6 @@ class Settings:
 
     url: str
     prefix: str = "singleton"
-    eager: bool = False
     store_timeout: float = 1.0
     pool_limit: int = 10
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -161,7 +159,7 @@ def settings_of(conf: Any) -> Settings:
     prefix = str(options.get("global_keyprefix") or "") + prefix
     if set(prefix) & set("{}"):
         raise ConfigurationError(f"global_keyprefix={options.get('global_keyprefix')!r} must be a text without braces")
-    return Settings(url, prefix, eager, float(timeout), limit, options, tls)
+    return Settings(url, prefix, float(timeout), limit, options, tls)
 
 
 def _given(conf: Any, name: str, default: Any) -> Any:

@@ -31,7 +31,7 @@ def memory_store(app: Any) -> Iterator[None]:
     """
     earlier = {name: app.conf.get(name) for name in _CHANGED}
     app.conf.update(_CHANGED)
-    before = replace_runtime(app, Runtime(Settings("memory://", eager=True)))
+    before = replace_runtime(app, Runtime(Settings("memory://")))
     forget_plans(app)
     try:
         yield

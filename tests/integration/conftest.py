@@ -177,6 +177,13 @@ def celery_worker_cluster(local_workers: list[LocalWorker], celery_setup_app: Ce
     cluster.teardown()
 
 
+@pytest.fixture(scope="module")
+def own_store() -> Iterator[RedisServer]:
+    """A store for a module whose tests stop it, look through it, or count what its workers do with it."""
+    with RedisServer() as server:
+        yield server
+
+
 # -- what tests use ------------------------------------------------------------------------------
 
 

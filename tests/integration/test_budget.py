@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,13 +14,6 @@ from tests.integration.nodes import WorkerSpec
 from tests.servers import RedisServer, until
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
-
-
-@pytest.fixture(scope="module")
-def own_store() -> Iterator[RedisServer]:
-    """A store that nobody but this module's workers talks to."""
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

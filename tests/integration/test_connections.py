@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -17,13 +17,6 @@ LIMIT = 2
 
 #: Bodies that run at once.
 BODIES = 8
-
-
-@pytest.fixture(scope="module")
-def own_store() -> Iterator[RedisServer]:
-    """A store that nobody but the workers is connected to."""
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ NOW, STARTED = 10.0, 8.0
 
 
 @pytest.fixture
-def redis() -> Iterator[Any]:
-    """A server that nobody else asks for messages."""
-    with RedisServer() as server, Redis.from_url(server.url(), decode_responses=True) as client:
+def redis(own_store: RedisServer) -> Iterator[Any]:
+    """A client of a server that nobody else asks for messages."""
+    with Redis.from_url(own_store.url(), decode_responses=True) as client:
         yield client
 
 

@@ -16,13 +16,6 @@ from tests.servers import RedisServer, until
 
 
 @pytest.fixture(scope="module")
-def own_store() -> Iterator[RedisServer]:
-    """A store that the tests may stop."""
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def extra_conf(own_store: RedisServer) -> dict[str, Any]:
     return {"singleton_lock_url": own_store.url()}
 

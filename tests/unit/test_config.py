@@ -208,12 +208,11 @@ def settings(**given: Any) -> Any:
 def test_store_defaults_to_the_broker() -> None:
     """Without a URL the broker is the store where it is Redis, before the result backend."""
     found = settings(broker_url="redis://broker/1", result_backend="redis://results/2")
-    assert ("redis://broker/1", "singleton", 1.0, 10, False) == (
+    assert ("redis://broker/1", "singleton", 1.0, 10) == (
         found.url,
         found.prefix,
         found.store_timeout,
         found.pool_limit,
-        found.eager,
     )
 
 
