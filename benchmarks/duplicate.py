@@ -13,8 +13,8 @@ from benchmarks.tasks import BARE, OURS
 
 RUN, DUPLICATE = "a run", "a duplicate"
 HOW = (
-    "Published to a Redis broker, and run by Celery's tracer, one at a time in one process; the call is the "
-    "part of the tracer's time that is spent in what it calls. A duplicate meets a held lock: with this library "
+    "Published to a Redis broker, and run by Celery's tracer, one at a time in one process; the call is what the "
+    "tracer calls, made once more outside of it. A duplicate meets a held lock: with this library "
     "at its run (policy skip), with the peers when it is published, so that they have no message to send and "
     "none to run. What ends by Ignore costs Celery's tracer two tracebacks."
 )

@@ -38,7 +38,7 @@ print(json.dumps([base, added]))
 HOW = (
     "Import: a fresh process times `import redis; from celery import Celery, Task`, then the import of the "
     "library with its store client; the ratio is of both to the first. Start-up: declaring and binding 50 "
-    "tasks, and the first lock cycle of a process."
+    "tasks, and the first lock cycles of a new app."
 )
 
 
@@ -61,7 +61,7 @@ def run(stage: Stage) -> Section:
         ],
     )
     target = Target("import time over Celery and redis-py, %", share.median, 10.0)
-    added = {_shown(name): Spread.of([b for _, b in values], 1e3) for name, values in imported.items()}
+    added = {name: Spread.of([b for _, b in values], 1e3) for name, values in imported.items()}
     return Section(
         "(i) import and start", HOW, [imports, bindings, cycles], [target], [Bars("Import, added", "ms", added)]
     )
@@ -96,10 +96,6 @@ def _percent(values: list[tuple[float, float]]) -> Spread:
 
 def _cells(values: list[tuple[float, float]]) -> tuple[Spread, Spread, Spread]:
     return Spread.of([a for a, _ in values], 1e3), Spread.of([b for _, b in values], 1e3), _percent(values)
-
-
-def _shown(name: str) -> str:
-    return "this library" if name == OURS else name
 
 
 def _binding(stage: Stage, kind: str) -> float:

@@ -31,7 +31,7 @@ def run(stage: Stage) -> Section:
     makers = _makers(stage)
     rows: list[tuple[str, tuple[int | str, int]]] = []
     for name, make in makers.items():
-        rows.append((name, (process if name.startswith(OURS) else "–", in_store(stage, make, size))))
+        rows.append((name, (process if name == OURS else "–", in_store(stage, make, size))))
     return Section("(g) memory", HOW, [Table("One held lock", ("process, bytes", "store, bytes"), rows)])
 
 

@@ -21,7 +21,7 @@ HOW = (
 def run(stage: Stage) -> Section:
     """Measure all kinds in both pools."""
     found = {pool: measured(stage, pool) for pool in POOLS}
-    tables = [_table(stage, pool, batches) for pool, batches in found.items()]
+    tables = [_table(pool, batches) for pool, batches in found.items()]
     bars = [
         Bars(
             f"CPU of a task, {pool}, {CONCURRENCY} at once", "µs", {kind: _cpu(took) for kind, took in batches.items()}
@@ -44,7 +44,7 @@ def measured(stage: Stage, pool: str) -> dict[str, list[Drained]]:
     return found
 
 
-def _table(stage: Stage, pool: str, batches: dict[str, list[Drained]]) -> Table:
+def _table(pool: str, batches: dict[str, list[Drained]]) -> Table:
     rows = [
         (kind, (Spread.of([one.drained for one in took], 1e6), _cpu(took), _added(took, batches[BARE])))
         for kind, took in batches.items()

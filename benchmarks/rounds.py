@@ -53,10 +53,6 @@ class Rounds:
         """A candidate's figures, each divided by the reference's of the same round."""
         return Spread.of([a / b for a, b in self.pairs(name, reference)])
 
-    def added(self, name: str, reference: str, scale: float = 1.0) -> Spread:
-        """A candidate's figures, less the reference's of the same round."""
-        return Spread.of([a - b for a, b in self.pairs(name, reference)], scale)
-
     def pairs(self, name: str, reference: str) -> list[tuple[float, float]]:
         """The figures of two candidates, round by round."""
         return list(zip(self.values[name], self.values[reference], strict=True))

@@ -9,7 +9,7 @@ from typing import Any
 #: Where a request carries its attempt: among the message's properties, which no retry publishes again.
 PROPERTY = "singleton"
 
-#: Header of a message that was published again by us: how often, and how many seconds of delay so far.
+#: Header of a message that was published again by us: how often, how many seconds of delay so far, and how many looks.
 POSTPONED = "singleton_postponed"
 
 

@@ -147,6 +147,8 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
     if claim is None or claim.pid != os.getpid():  # a process that the body forked owns nothing
         return
     runtime.renewer.remove(lease)
+    if lease.retaking is not None:  # by a call that the store may come to yet
+        setattr(request, LEFT, claim)
     if not lease.owned:
         return
     try:
@@ -154,13 +156,11 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
             setattr(request, TWIN, claim)
     except StoreError as error:
         logger.warning(
-            "Task %s[%s]: its lock %s could not be released yet: %s", lease.task.name, claim.task_id, lease.key, error
+            "Task %s[%s]: its lock %s could not be released: %s", lease.task.name, claim.task_id, lease.key, error
         )
         send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
         setattr(request, LEFT, claim)
     else:
-        if lease.retaking is not None:  # by a call that the store may come to yet
-            setattr(request, LEFT, claim)
         if not lease.lost:
             send(signals.lock_released, lease.task, lease=lease)
     lease.owned = False
@@ -200,3 +200,4 @@ def _settle(task: Any, claim: Claim, success: bool) -> None:
         runtime_of(task.app).store.settle(claim, success)
     except StoreError as error:
         logger.warning("Task %s[%s]: a copy of its message may run again: %s", task.name, claim.task_id, error)
+        runtime_of(task.app).renewer.doubt(claim, success)

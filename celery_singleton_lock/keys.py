@@ -26,6 +26,7 @@ MAX_CALLABLE_KEY = 1024  # bytes
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _AS_IS = _PLAIN - {int}  #: their values need no look at all
+_CONVERT: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 _CONTAINERS = frozenset({list, tuple, dict})
 _LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
 
@@ -100,9 +101,9 @@ def _scalar(value: Any) -> Any:
 
 def _subclass(value: Any, where: str, depth: int) -> Any:
     """The form of what has the plain types, or containers, among its bases."""
-    for plain in (int, float, str):
+    for plain, convert in _CONVERT.items():
         if isinstance(value, plain):
-            return canonical(plain.__str__(value) if plain is str else plain(value), where, depth)
+            return canonical(convert(value), where, depth)
     return _container(value, where, depth)
 
 

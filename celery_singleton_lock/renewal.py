@@ -145,6 +145,7 @@ class Renewer:
         """Keep this lease alive from now on."""
         assert lease.claim is not None
         self._leases[lease.claim.token] = lease
+        self._failing = False  # the store has just granted it, and a short task ends before a renewal tells so
         if lease.due < self._planned:
             self._loop.wake(lease.due)
             self._planned = lease.due
@@ -207,7 +208,8 @@ class Renewer:
                 return self._clock() + ttl / 12
             except StoreError:  # it is left to expire
                 doubt.answered = True
-            self._failing = False
+            else:
+                self._failing = False
             if doubt.answered:
                 self._doubts.pop(doubt.claim.token, None)
             doubt.answered, doubt.due = True, time + ttl / 12

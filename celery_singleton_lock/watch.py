@@ -20,6 +20,7 @@ from celery_singleton_lock.renewal import BATCH
 from celery_singleton_lock.stores import Claim, LockStore
 
 POLL = 0.5  # seconds between looks at children whose death cannot be waited for
+LONGEST_WAIT = 3600.0  # seconds: `poll` cannot wait for more than some weeks
 
 
 @dataclass
@@ -139,7 +140,7 @@ class Watcher:
         if any(child.handle < 0 for child in watched):
             dues.append(time + POLL)
         self._next = min(dues, default=math.inf)
-        return max(0.0, self._next - time) * 1000 + 1 if dues else None
+        return min(max(0.0, self._next - time), LONGEST_WAIT) * 1000 + 1 if dues else None
 
     def _has_died(self, child: Child, ready: set[int]) -> bool:
         if child.handle >= 0:

@@ -4,6 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from redis import RedisError
+
 from example_project import demo, display, interrupts
 from example_project.processes import DemoFailed
 from example_project.redis_server import NoServerFound
@@ -24,6 +26,8 @@ def options() -> demo.Options:
     words = parser.parse_args()
     if not 5 <= words.seconds <= 3600:
         parser.error("--seconds must be from 5 to 3600")
+    if not words.timeline.parent.is_dir():
+        parser.error(f"--timeline: there is no directory {words.timeline.parent}")
     return demo.Options(words.seconds, not words.no_kill, words.keep, words.timeline, words.redis_url)
 
 
@@ -33,7 +37,7 @@ def main() -> int:
     interrupts.listen()
     try:
         return demo.run(wanted, display.choose())
-    except (DemoFailed, NoServerFound) as error:
+    except (DemoFailed, NoServerFound, RedisError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -17,8 +17,6 @@ PATIENCE = 6.0
 #: Seconds without a new message before the kill. Kombu takes a message from Redis and only then notes it as not yet acknowledged:
 #: of a worker killed in between, the message is lost, and no plugin can know.
 QUIET = 0.3
-#: Milliseconds left of a lease, below which a higher value means that a new holder came, not a renewal.
-EXPIRING = 400
 
 
 class Reaper:
@@ -27,7 +25,7 @@ class Reaper:
     def __init__(self, fleet: Fleet, redis: Redis, start: float, at: float, say: Callable[[str], None]) -> None:
         """Take the demo's processes, store and start, and when to look for a victim (seconds from the start)."""
         self._fleet, self._redis, self._start, self._at, self._say = fleet, redis, start, at, say
-        self._left: dict[str, int] = {}
+        self._left: dict[str, tuple[float, int]] = {}  #: key -> when it was looked at, and how many milliseconds it had
         self._restarted = False
         self.kill: Kill | None = None
 
@@ -58,7 +56,7 @@ class Reaper:
             if run.task == "import_rates" and YOUNGEST < elapsed - run.started < OLDEST:
                 company = [other for other in running if other.node == run.node]
                 if (len(company) > 1 or elapsed > self._at + PATIENCE) and self._all_wait_for_messages():
-                    self._strike(run, company)
+                    self._strike(run)
                     return
 
     def _last_message(self) -> float:
@@ -75,28 +73,32 @@ class Reaper:
         blocked = [client for client in self._redis.client_list() if "b" in client["flags"]]
         return sum(client["cmd"] == "brpop" for client in blocked) >= len(WORKERS)
 
-    def _strike(self, run: Run, company: list[Run]) -> None:
+    def _strike(self, run: Run) -> None:
         at = self._fleet.kill(_worker(run.node)) - self._start
         self.kill = Kill(run.node, at)
         cut = [other for other in story.runs(self._start) if story.was_cut(other, self.kill)]
-        self._left = {other.key: self._redis.pttl(other.key) for other in cut}
+        self._left = {other.key: self._look_at(other.key) for other in cut}
         works = ", ".join(other.work for other in cut)
         self._say(f"{at:5.1f} s  SIGKILL to all of {run.node}, which holds: {works}")
         self._redis.ping()  # from here on the server knows that the dead are gone, and gives them no message
-        for other in company:
+        for other in cut:
             if other.task == "sync_account":  # somebody else wants the account too, and has to wait for the dead
                 tasks.pay(other.work.partition(" ")[2], 100)
 
     def _watch(self, kill: Kill) -> None:
-        for key, before in list(self._left.items()):
-            left = self._redis.pttl(key)
-            if left > before > EXPIRING:
+        for key, (asked, before) in list(self._left.items()):
+            asked_now, left = self._look_at(key)
+            if 0 <= left <= before:
+                self._left[key] = asked_now, left
+                continue
+            now, expiry = monotonic() - self._start, asked + before / 1000
+            if left > before and now < expiry:  # later it may be that of a new holder
                 kill.renewed.append(key)
-            if left < 0 or left > before:
-                kill.gone[key] = monotonic() - self._start
-                del self._left[key]
-            else:
-                self._left[key] = left
+            kill.gone[key] = min(now, expiry)
+            del self._left[key]
+
+    def _look_at(self, key: str) -> tuple[float, int]:
+        return monotonic() - self._start, int(self._redis.pttl(key))
 
 
 def _worker(name: str) -> str:

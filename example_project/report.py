@@ -40,7 +40,7 @@ def faults(story: Story, kill_wanted: bool) -> list[str]:
     if not any(run.task == "import_rates" and run.ended for run in story.runs):
         found.append("no import came to its end")
     if kill_wanted and story.kill is None:
-        found.append("no worker held the import long enough to be killed")
+        found.append("no moment came to kill a worker that held the import")
     return found + [fault for takeover in story.takeovers() for fault in _late(takeover, story)]
 
 

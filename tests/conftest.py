@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from celery import _state
 from celery.signals import worker_init, worker_ready
 
 from celery_singleton_lock import signals
@@ -39,11 +40,13 @@ def rabbitmq_server() -> Iterator[RabbitMQServer]:
 
 
 @pytest.fixture
-def example() -> Callable[[str], Any]:
+def example() -> Iterator[Callable[[str], Any]]:
     """Imports a module of the example project, whose receivers would note what other tests do."""
+    current = _state._tls.current_app
     recording = import_module("example_project.recording")
     signals.duplicate.disconnect(recording.on_duplicate)
     signals.lock_lost.disconnect(recording.on_lost)
     worker_init.disconnect(recording.on_init)
     worker_ready.disconnect(recording.on_ready)
-    return lambda name: import_module(f"example_project.{name}")
+    yield lambda name: import_module(f"example_project.{name}")
+    _state._tls.current_app = current

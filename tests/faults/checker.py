@@ -169,13 +169,17 @@ def _leases(
         if event["what"] == "key":
             there.setdefault(event["run"], event)
         elif event["what"] == "gone" and event["run"] in there:
-            seen, at = there.pop(event["run"]), event["at"]
-            known = freed.get(event["run"], at)
-            at = known if seen["at"] <= known < at else at  # the probe is slow on a busy machine
-            yield from _gone(seen, at, runs.get(event["run"]), faults, limits)
+            seen = there.pop(event["run"])
+            yield from _gone(seen, _last_there(seen, event["at"], freed), runs.get(event["run"]), faults, limits)
     last = max((event["at"] for event in events if event["what"] == "looked"), default=0.0)
     for run, event in there.items():
-        yield from _kept(event, min(last, freed.get(run, last)), runs.get(run), faults, limits)
+        yield from _kept(event, _last_there(event, last, freed), runs.get(run), faults, limits)
+
+
+def _last_there(seen: Event, at: float, freed: dict[str, float]) -> float:
+    """Until when a lease was there that the probe saw, at the latest: it is slow on a busy machine, a release says more."""
+    known = freed.get(seen["run"], at)
+    return known if seen["at"] <= known < at else at
 
 
 def _gone(seen: Event, at: float, body: Body | None, faults: list[Fault], limits: Limits) -> Iterator[Violation]:

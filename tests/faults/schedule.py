@@ -36,8 +36,8 @@ class Fault:
 
     Arguments:
         kind: ``kill``, ``stop`` (processes), ``outage`` (the store does not serve), ``empty`` (it also lost its data),
-            ``pause`` (an outage too short to lose anything; what ended meanwhile is left to expire), ``child stop`` (of a
-            prefork child alone). Others excuse nothing.
+            ``pause`` (an outage too short to lose anything; what ended meanwhile may be there for a TTL, though row 10 has
+            a closer bound), ``child stop`` (of a prefork child alone). Others excuse nothing.
         at: when it began.
         until: when it was over; infinity while it is not.
         pids: whom it concerns; nobody in particular: everybody.

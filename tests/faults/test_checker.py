@@ -197,6 +197,18 @@ def test_leftover() -> None:
     assert set() == found([*there, event("looked", 5.5)])
 
 
+def test_leftover_that_was_taken_again() -> None:
+    """A lease that is there after its release, and stays, is left over: the release says nothing of it."""
+    freed = event("store", 5.01, verb="release", key=KEY, run="a", does=["free"])
+    again = [
+        event("key", 0, run="a", key=KEY),
+        freed,
+        event("gone", 5.05, run="a"),
+        event("key", 5.1, run="a", key=KEY),
+    ]
+    assert {"leftover"} == found([*body("a", 0, 5), *again, event("looked", 30)])
+
+
 def test_release_is_the_end_of_a_lease() -> None:
     """A probe that looks late does not make a leftover."""
     there = [*body("a", 0, 5), event("key", 0, run="a", key=KEY)]
@@ -224,14 +236,14 @@ def test_a_kill_has_its_bound(gone: float, verdict: set[str]) -> None:
 
 
 def test_leftover_of_an_outage() -> None:
-    """What ended while the store was away expires there."""
+    """What ended while the store was away may be there for a TTL after its return: its process may have died, too."""
     events = [*body("a", 0, 20), event("key", 0, run="a", key=KEY), event("gone", 28, run="a"), event("looked", 29)]
     assert set() == found(events, OUTAGE)
     assert {"leftover"} == found(events)
 
 
 def test_a_short_pause_excuses_no_overlap() -> None:
-    """A pause may leave leases to expire; it is no excuse for anything else."""
+    """A pause may leave leases for a while; it is no excuse for anything else."""
     pause = Fault("pause", 10, 12)
     left = [*body("a", 0, 11), event("key", 0, run="a", key=KEY), event("gone", 17, run="a"), event("looked", 18)]
     assert set() == found(left, pause)

@@ -23,7 +23,7 @@ WORKER = "from tests.faults.harness import WorkerFailed"
         (f"{WORKER}\ndef test_it(): raise WorkerFailed('ended')", "a worker does not start"),
     ],
 )
-def test_outcomes(text: str, came: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes(text: str, came: str, tmp_path: Path) -> None:
     """Red is a test that saw something wrong; one that cannot be run, or whose worker cannot start, has seen nothing."""
     (tmp_path / "test_row.py").write_text(text)
     (tmp_path / "tests").symlink_to(ROOT / "tests")

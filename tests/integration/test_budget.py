@@ -32,7 +32,7 @@ def worker_specs() -> Sequence[WorkerSpec]:
 
 @pytest.fixture(params=POOLS)
 def queue(request: pytest.FixtureRequest, bench: Bench) -> str:
-    """The queue of a worker that has already run a task and met a duplicate."""
+    """The queue of a worker that has already run each of these tasks."""
     queue = str(bench.worker_of(request.param).worker_queue)
     for name in ("skip", "raising", "retry", "long"):
         bench.get(bench.job(name).apply_async((bench.other_tag("warm"),), queue=queue))

@@ -208,14 +208,16 @@ def test_kept_directory(start: Start, scratch: Path, number: signal.Signals) -> 
     """With --keep, ledger and logs outlive the demo, however it ended, and still no process does."""
     process = start("--seconds", "60", "--keep")
     started(process)
+    (kept,) = scratch.iterdir()
+    logs = [kept / f"{worker}.log" for worker in ("prefork", "threads", "gevent")]
+    until(lambda: all("@demo ready" in log.read_text() for log in logs), "each worker has logged that it is ready")
     process.send_signal(number)
     output, _ = process.communicate(timeout=15)
 
     until(lambda: not left_behind(scratch), "all processes of the demo are gone")
-    (kept,) = scratch.iterdir()
+    assert [kept] == list(scratch.iterdir())
     assert 3 == count(kept / "ledger.sqlite3", "SELECT count(*) FROM events WHERE kind = 'ready'")
-    for worker in ("prefork", "threads", "gevent"):
-        assert f"{worker}@demo ready" in (kept / f"{worker}.log").read_text()
+    assert all(log.exists() for log in logs)
     assert (number == signal.SIGINT) == (f"kept: {kept}\n" in output)
 
 

@@ -1,11 +1,10 @@
-"""When the demo kills its worker: not while a message is on its way to one and in no key of Redis."""
+"""When the demo kills its worker, and what it then sees of the keys of the dead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
-from types import SimpleNamespace
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ def redis(own_store: RedisServer) -> Iterator[Any]:
     """A client of a server that nobody else asks for messages."""
     with Redis.from_url(own_store.url(), decode_responses=True) as client:
         yield client
+        client.flushall()
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def workers(redis: Any) -> Iterator[list[Connection]]:
     made = [Connection(**redis.connection_pool.connection_kwargs) for _ in range(3)]
     for connection in made:
         ask(connection)
+    until(lambda: waiting(redis) == 3, "three connections that wait")
     yield made
     for connection in made:
         connection.disconnect()
@@ -46,32 +47,103 @@ def waiting(redis: Any) -> int:
     return int(redis.info("clients")["blocked_clients"])
 
 
-def test_no_kill_while_a_worker_has_a_message_unread(
+class Scene:
+    """A demo in which ``threads`` imports rates; it is the fleet of its reaper as well, and has no processes."""
+
+    def __init__(self, example: Callable[[str], Any], redis: Any) -> None:
+        self.killed: list[str] = []
+        self.paid: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None  # just before the kill
+        self._ledger, self._redis, self._start = example("ledger"), redis, monotonic() - NOW
+        self._ledger.create()
+        self.reaper = example("reaper").Reaper(self, redis, self._start, 0.0, print)
+        self.runs("import_rates", "import rates", STARTED)
+
+    def runs(self, task: str, work: str, at: float) -> None:
+        """A body begins on ``threads``, with the lock ``work``."""
+        values = (task, work, work, "id", "threads@demo", 1, self._start + at)
+        with self._ledger.transaction() as connection:
+            connection.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
+        self._redis.set(work, "", px=3000)
+
+    def kill(self, name: str) -> float:
+        self.meanwhile()
+        self.killed.append(name)
+        return monotonic()
+
+    def tick(self) -> float:
+        """Let the reaper do its next step; answers the time in the demo."""
+        elapsed = monotonic() - self._start
+        self.reaper.tick(elapsed)
+        return elapsed
+
+
+@pytest.fixture
+def scene(
     example: Callable[[str], Any],
     redis: Any,
     workers: list[Connection],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> None:
-    """A full worker leaves what Redis has given it in the socket; once it has read that and asks again, the kill comes."""
+) -> Scene:
     monkeypatch.setenv("EXAMPLE_LEDGER", str(tmp_path / "ledger.sqlite3"))
-    ledger, start, killed = example("ledger"), monotonic() - NOW, []
-    ledger.create()
-    with ledger.transaction() as connection:
-        values = ("import_rates", "import rates", "key", "id", "threads@demo", 1, start + STARTED)
-        connection.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
-    fleet = SimpleNamespace(kill=lambda name: killed.append(name) or monotonic())
-    reaper = example("reaper").Reaper(fleet, redis, start, 0.0, print)
+    made = Scene(example, redis)
+    monkeypatch.setattr(example("tasks"), "pay", lambda account, cents: made.paid.append(account))
+    return made
 
-    until(lambda: waiting(redis) == 3, "three connections that wait")
+
+def test_no_kill_while_a_worker_has_a_message_unread(scene: Scene, redis: Any, workers: list[Connection]) -> None:
+    """A full worker leaves what Redis has given it in the socket; once it has read that and asks again, the kill comes."""
     redis.lpush("messages", "a message")
     until(lambda: waiting(redis) == 2, "the message on its way")
-    reaper.tick(NOW)
-    assert not killed
+    scene.tick()
+    assert [] == scene.killed
 
     taker = next(connection for connection in workers if connection.can_read(timeout=0.2))
     taker.read_response()
     ask(taker)
     until(lambda: waiting(redis) == 3, "three connections that wait")
-    reaper.tick(NOW)
-    assert killed == ["threads"]
+    scene.tick()
+    assert ["threads"] == scene.killed
+
+
+def test_each_sync_that_was_cut_is_asked_for_again(scene: Scene) -> None:
+    """One that began while the kill was under way is cut as well."""
+    scene.meanwhile = lambda: scene.runs("sync_account", "sync acme", NOW)
+    scene.tick()
+    assert ["acme"] == scene.paid
+
+
+def test_key_that_expires(scene: Scene, redis: Any) -> None:
+    """A key is gone when it expired, however late the demo looks, and whoever has it by then."""
+    scene.runs("sync_account", "sync acme", NOW - 1)
+    redis.pexpire("import rates", 300)
+    redis.pexpire("sync acme", 300)
+    killed = scene.tick()
+    sleep(0.6)
+    redis.set("sync acme", "of another", px=3000)
+    scene.tick()
+    kill = scene.reaper.kill
+    assert {"import rates", "sync acme"} == set(kill.gone)
+    assert all(killed + 0.1 < at < killed + 0.5 for at in kill.gone.values())
+    assert [] == kill.renewed
+
+
+def test_key_that_is_renewed(scene: Scene, redis: Any) -> None:
+    """A key that lives longer than it had to is told as renewed by someone who should not."""
+    scene.tick()
+    sleep(0.1)
+    scene.tick()
+    assert {} == scene.reaper.kill.gone
+    redis.pexpire("import rates", 3000)
+    scene.tick()
+    assert ["import rates"] == scene.reaper.kill.renewed
+
+
+def test_key_that_is_freed(scene: Scene, redis: Any) -> None:
+    """A key that is gone before it expires is gone when that is seen."""
+    scene.tick()
+    redis.delete("import rates")
+    sleep(0.1)
+    seen = scene.tick()
+    assert pytest.approx(seen, abs=0.05) == scene.reaper.kill.gone["import rates"]

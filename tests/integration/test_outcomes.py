@@ -107,10 +107,10 @@ class TestGranted:
         job, sent = bench.job("skip_shortest"), time.monotonic()
         later = job.apply_async((bench.tag, "hold"), countdown=2.5)
         bench.worker.wait_for_lines(later.id, "received")
+        assert "done" == bench.get(job.delay(bench.tag))
         while time.monotonic() < sent + 2.0:
             assert not bench.is_locked("skip_shortest")
             time.sleep(0.05)
-        assert "done" == bench.get(job.delay(bench.tag))
         start = bench.wait_for("start", count=2)
         assert (later.id, True, True) == (start["id"], start["protected"], start["held"])
         until(lambda: time.monotonic() > start["at"] + 1.5, "longer than the TTL")
@@ -143,18 +143,17 @@ class TestSkip:
 
     def test_sent_by_name(self, bench: Bench) -> None:
         """A publisher that knows a task by its name alone gets the same lock, whichever way it spells the call."""
-        stranger = Celery("stranger", set_as_current=False)
-        conf = bench.app.conf
-        for setting in ("broker_url", "result_backend", "task_default_queue"):
-            stranger.conf[setting] = conf[setting]
-        holder = stranger.send_task("job.skip_value", (bench.tag, ["hold", "return"]))
-        bench.wait_for("start")
-        duplicate = stranger.send_task("job.skip_value", kwargs={"tag": bench.tag})
-        assert "already" == bench.get(duplicate)
-        bench.let_go()
-        assert "held" == bench.get(holder)
-        assert "job.skip_value" not in stranger.tasks
-        assert_only_holder_ran(bench, holder)
+        with Celery("stranger", set_as_current=False) as stranger:
+            for setting in ("broker_url", "result_backend", "task_default_queue"):
+                stranger.conf[setting] = bench.app.conf[setting]
+            holder = stranger.send_task("job.skip_value", (bench.tag, ["hold", "return"]))
+            bench.wait_for("start")
+            duplicate = stranger.send_task("job.skip_value", kwargs={"tag": bench.tag})
+            assert "already" == bench.get(duplicate)
+            bench.let_go()
+            assert "held" == bench.get(holder)
+            assert "job.skip_value" not in stranger.tasks
+            assert_only_holder_ran(bench, holder)
 
     def test_chain_first(self, bench: Bench) -> None:
         """The rest of the chain is not run and is REVOKED, so that waiting for it ends."""

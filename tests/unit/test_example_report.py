@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from celery.backends.cache import CacheBackend
 from celery.result import AsyncResult
+from redis.exceptions import NoPermissionError
 
 from celery_singleton_lock import DuplicateTask
 
@@ -168,7 +170,7 @@ def test_no_kill(example: Import) -> None:
     runs = [story.Run("import_rates", "import rates", IMPORT_KEY, "1", A, 2.0, 7.0)]
     calm = story.Story(20.0, (A, B), runs, [], None)
 
-    assert ["no worker held the import long enough to be killed"] == report.faults(calm, True)
+    assert ["no moment came to kill a worker that held the import"] == report.faults(calm, True)
     assert [] == report.faults(calm, False)
 
 
@@ -244,3 +246,18 @@ def test_missing_reports(example: Import, monkeypatch: pytest.MonkeyPatch) -> No
     traffic._reports += ["done", "refused", "failed", "waiting"]
 
     assert ["report failed failed: ValueError('no')", "report waiting is still PENDING"] == traffic.missing()
+
+
+def test_server_that_refuses_is_no_broken_promise(
+    example: Import, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server whose user may not do what the demo needs: it could not run, and says why."""
+
+    def refused(*_: object) -> int:
+        raise NoPermissionError("this user has no permissions to run 'client|list'")
+
+    monkeypatch.setattr(sys, "argv", ["example_project"])
+    monkeypatch.setattr(example("interrupts"), "listen", lambda: None)
+    monkeypatch.setattr(example("demo"), "run", refused)
+    assert 2 == example("__main__").main()
+    assert "client|list" in capsys.readouterr().err

@@ -70,6 +70,7 @@ class Store(MemoryStore):
         self.released: list[str] = []
         self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire`
         self.releasing: list[Callable[[], object]] = []  # what happens to the next calls of `release`
+        self.settling: list[Callable[[], object]] = []  # what happens to the next calls of `settle`
         self.away = False
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
@@ -83,6 +84,11 @@ class Store(MemoryStore):
         if self.away:
             raise StoreUnavailable("away")
         return super().renew(claims, timeout)
+
+    def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
+        if self.settling:
+            self.settling.pop(0)()
+        super().settle(claim, success)
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         if self.away:
@@ -289,6 +295,21 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
     assert (Answer.ENDED if success else Answer.GRANTED) is store.acquire(copy).answer
 
 
+def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singleton, store: Store) -> None:
+    """A store that is away just when the result has been stored is told of it as soon as it is back."""
+
+    @singleton(name="x", bind=True)
+    def task(self: Any) -> None:
+        assert store.acquire(copy).answer is Answer.HELD  # and it waits from now on
+        store.settling = [raising(StoreUnavailable("away"))]
+
+    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1")
+    deliver(task)
+    assert store.acquire(copy).answer is Answer.HELD
+    guard.runtime_of(task.app).renewer.sweep()
+    assert store.acquire(copy).answer is Answer.ENDED
+
+
 def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
     """A store that comes to the call that took a lease again when it has been released leaves no lock."""
 
@@ -307,6 +328,34 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     assert_free(task)
     assert store.acquire(claims[0]).answer is Answer.GRANTED
     renewer = guard.runtime_of(task.app).renewer
+    for _ in range(2):
+        renewer.sweep()
+        clock.advance(3)
+    assert_free(task)
+
+
+def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """The same where that call timed out, and another run has taken the lock before the store comes to it."""
+
+    @singleton(name="x", bind=True, lock_ttl=30)
+    def task(self: Any) -> None:
+        store._records.clear()
+        clock.advance(10)
+        store.answering = [raising(StoreUnavailable("stopped"))]
+        renewer.sweep()
+        store._records.clear()  # it has not come to that call yet
+        store.acquire(others(task))
+        clock.advance(3)
+        renewer.sweep()
+        assert not self.lease.held
+        claims.append(self.lease.claim)
+
+    claims: list[Claim] = []
+    renewer = guard.runtime_of(task.app).renewer
+    deliver(task)
+    assert "other" == assert_held(task).task_id
+    task.force_unlock()
+    assert store.acquire(claims[0]).answer is Answer.GRANTED
     for _ in range(2):
         renewer.sweep()
         clock.advance(3)

@@ -269,7 +269,7 @@ def outcome_of(bind: Callable[[], Any]) -> Any:
 
 
 @given(calls())
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_arguments_are_those_of_bind(call: tuple[inspect.Signature, list[int], dict[str, str]]) -> None:
     """Arguments get the names, the order and the errors that `inspect.Signature.bind` gives them."""
     signature, args, kwargs = call
@@ -359,6 +359,23 @@ def test_str_subclass_counts_as_str() -> None:
 
     assert of_value("x") == of_value(Name("x"))
     assert of_value(Opaque.__doc__) == of_value(Name(Opaque.__doc__))
+
+
+def test_number_subclass_counts_as_number() -> None:
+    """What converts itself to another number still is the one that JSON writes, as an argument and as a dict's key."""
+
+    class Odd(int):
+        def __int__(self) -> int:
+            return 99
+
+    class Half(float):
+        def __float__(self) -> float:
+            return 0.5
+
+    for odd in (Odd(3), Half(1.5)):
+        value = json.loads(json.dumps(odd))
+        assert of_value(value) == of_value(odd)
+        assert of_value({value: 1}) == of_value({odd: 1})
 
 
 def wrapped(levels: int, kind: Callable[[Any], Any]) -> Any:

@@ -649,18 +649,53 @@ def test_left_lease_does_not_wait_for_renewals(
     assert store.holder(left.key) is None
 
 
-def test_each_outage_is_told(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
-    """A store that answers when something is given back is there again: its next outage is told as well."""
+def test_left_lease_beside_short_ones(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """What could not be released does not wait for a renewal that leases of short tasks never come to."""
+    left, other = held("left", 3600.0), held("other", 6.0)
+    clock.time = other.due
+    store.away = StoreUnavailable("away")
+    renewer.sweep()  # a renewal that fails
+    for lease in (left, other):
+        renewer.remove(lease)
+        renewer.doubt(lease.claim, success=True)
+    store.away = None
+    for number in range(8):
+        short = held(f"short {number}", 6.0)
+        go_on(renewer, clock, clock() + 0.5)
+        renewer.remove(short)
+    assert store.holder(left.key) is None
+
+
+@pytest.mark.parametrize("answered", ["given back", "granted"])
+def test_each_outage_is_told(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, answered: str
+) -> None:
+    """A store that answers when something is given back, or granted, is there again: its next outage is told as well."""
     for _ in range(2):
         lease = held()
         clock.time = lease.due
         store.away = StoreUnavailable("away")
         renewer.sweep()
         renewer.remove(lease)
-        renewer.doubt(lease.claim, success=True)
         store.away = None
+        if answered == "given back":
+            renewer.doubt(lease.claim, success=True)
+        else:
+            store.release(lease.claim, success=True)
         go_on(renewer, clock, clock() + 3)
     assert 2 == len(listener.of("unreachable"))
+
+
+def test_store_that_refuses_is_told_once(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """However much could be neither renewed nor given back meanwhile."""
+    held(ttl=60.0)
+    store.away = StoreError("refused")
+    for number in range(5):
+        renewer.doubt(doubtful(str(number)))
+        go_on(renewer, clock, clock() + 10)
+    assert 1 == len(listener.of("unreachable"))
 
 
 def test_leases_are_kept_in_mind_beside_doubts(renewer: Renewer, store: Store, clock: Clock) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from celery_singleton_lock.config import LONGEST
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import Answer, Claim, Renewed
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -104,6 +105,16 @@ def test_lease_of_a_killed_child_is_freed(watcher: Watcher, store: Store, fork: 
     watcher.accepted(pid, known(one), lambda: True)
     until(lambda: asleep(watcher))
     assert held(store, one)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not held(store, one), timeout=2)
+
+
+def test_lease_of_the_longest_ttl(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """However long a lease may live, the watch goes on, and the lease goes with the child."""
+    pid, one = fork(), claim("one", ttl=LONGEST)
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    until(lambda: asleep(watcher))
     os.kill(pid, signal.SIGKILL)
     until(lambda: not held(store, one), timeout=2)
 
