@@ -29,13 +29,13 @@ class Batches:
     def __init__(self, stage: Stage, pool: str) -> None:
         self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, WIRE)}
         self.raw: list[float] = []
-        tasks, size = {**stage.tasks, WIRE: stage.wire}, stage.few(200, 60)
+        tasks, size = {**stage.tasks, WIRE: stage.wire}, stage.few(50, 20)
         kinds = list(tasks)
         with Worker(stage, pool) as worker, stage.socket() as raw:
             cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
             for task in tasks.values():
                 worker.drain(task, 20)
-            for number in range(stage.few(15, 3)):
+            for number in range(stage.few(60, 9)):
                 self.raw.append(cycle())
                 for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
                     self.found[kind].append(worker.drain(tasks[kind], size))

@@ -57,6 +57,8 @@ def gate(size: int, first: bool) -> None:
         client.blpop([OPEN])
         batch.open(size)
     else:
+        while batch.opened.is_set():  # the batch before: the first gate is still to come
+            time.sleep(0.001)
         batch.opened.wait()
 
 
