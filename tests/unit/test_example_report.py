@@ -261,3 +261,14 @@ def test_server_that_refuses_is_no_broken_promise(
     monkeypatch.setattr(example("demo"), "run", refused)
     assert 2 == example("__main__").main()
     assert "client|list" in capsys.readouterr().err
+
+
+def test_picture_that_could_not_be_written(
+    example: Import, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A picture without a directory to be in is refused before anything starts, not after half a minute."""
+    monkeypatch.setattr(sys, "argv", ["example_project", "--timeline", str(tmp_path / "absent" / "timeline.svg")])
+    with pytest.raises(SystemExit) as ended:
+        example("__main__").options()
+    assert 2 == ended.value.code
+    assert "there is no directory" in capsys.readouterr().err
