@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_singleton_lock.board import Board
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
@@ -25,7 +26,10 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
-        runtime_of(parent.app, single=is_prefork(parent.pool_cls))
+        prefork = is_prefork(parent.pool_cls)
+        runtime = runtime_of(parent.app, single=prefork)
+        if prefork:
+            runtime.board = Board()
         for task in list(parent.app.tasks.values()):
             if getattr(type(task).__call__, "_singleton", False):
                 plan_of(task)

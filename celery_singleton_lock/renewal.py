@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import Alarm, Hub, native_lock, start_native_thread
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores import Claim, LockStore, Renewed
 
 BATCH = 100
 DOUBTS = 1000  # how many claims without an answer are kept in mind, and how many leases to be released; others expire
@@ -119,6 +120,7 @@ class Renewer:
         hub: how the listener is called.
         listener: told what becomes of leases.
         clock: gives the time in seconds.
+        board: where a prefork child tells its main process which lease it has.
     """
 
     def __init__(
@@ -128,12 +130,14 @@ class Renewer:
         hub: Hub,
         listener: Listener,
         clock: Callable[[], float] = now,
+        board: Board | None = None,
     ) -> None:
         self._store = store
         self._body_store = body_store
         self._hub = hub
         self._listener = listener
         self._clock = clock
+        self._board = board
         self._leases: dict[str, Lease] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._planned = math.inf  # when the thread looks next; infinity while it looks, or sleeps for good
@@ -143,8 +147,11 @@ class Renewer:
 
     def add(self, lease: Lease) -> None:
         """Keep this lease alive from now on."""
-        assert lease.claim is not None
-        self._leases[lease.claim.token] = lease
+        claim = lease.claim
+        assert claim is not None
+        if self._board is not None and claim.watched:
+            self._board.hold(claim.token, claim.digest)
+        self._leases[claim.token] = lease
         self._failing = False  # the store has just granted it, and a short task ends before a renewal tells so
         if lease.due < self._planned:
             self._loop.wake(lease.due)
@@ -153,8 +160,7 @@ class Renewer:
     def remove(self, lease: Lease) -> None:
         """Let go of a lease whose body is over. Waits for a call that is taking it again, so that nothing is left behind."""
         lease.closed = True
-        assert lease.claim is not None
-        self._leases.pop(lease.claim.token, None)
+        self._forget(lease)
         if lease.retaking is not None:
             with lease.retaking:
                 pass
@@ -235,17 +241,23 @@ class Renewer:
                 lease.renewed(sent_at)
                 renewed(lease)
             else:
-                self._refused(lease, answer, take_again)
+                self._refused(lease, answer, sent_at, take_again)
 
-    def _refused(self, lease: Lease, answer: Renewed, take_again: bool) -> None:
+    def _refused(self, lease: Lease, answer: Renewed, sent_at: float, take_again: bool) -> None:
         if answer is Renewed.GONE:
             if self._clock() >= lease.deadline:
                 self._lose(lease)
             if take_again:
                 self._take_again(lease)
-        else:
+            return
+        if answer is Renewed.LOST:  # it is kept, so that others wait
+            lease.renewed(sent_at)
+        self._ended(lease, answer)
+
+    def _ended(self, lease: Lease, answer: Renewed) -> None:
+        if answer is Renewed.TAKEN:
             self._give_up(lease)
-            self._lose(lease)
+        self._lose(lease)
 
     def _take_again(self, lease: Lease) -> None:
         """The store has lost the lease and nobody has it: take it atomically, unless its body has ended meanwhile.
@@ -260,17 +272,16 @@ class Renewer:
                 return
             sent_at = self._clock()
             try:
-                granted = self._store.acquire(lease.claim, _patience([lease], sent_at)).answer is Answer.GRANTED
+                answer = self._store.retake(lease.claim, timeout=_patience([lease], sent_at))
             except StoreError as error:
                 self._failed([lease], error, sent_at)
                 return
-            if granted:
+            if answer is not Renewed.TAKEN:
                 lease.renewed(sent_at)
-        if granted:
+        if answer is not Renewed.DONE:
+            self._ended(lease, answer)
+        if answer is not Renewed.TAKEN:
             tell(self._hub, partial(self._listener.retaken, lease))
-        else:
-            self._give_up(lease)
-            self._lose(lease)
 
     def _failed(self, leases: Sequence[Lease], error: StoreError, sent_at: float) -> None:
         """Try again soon. The last try is sent past the deadline: a body that keeps the GIL may have eaten the time before.
@@ -291,8 +302,14 @@ class Renewer:
 
     def _give_up(self, lease: Lease) -> None:
         lease.owned = False
-        assert lease.claim is not None
-        self._leases.pop(lease.claim.token, None)
+        self._forget(lease)
+
+    def _forget(self, lease: Lease) -> None:
+        claim = lease.claim
+        assert claim is not None
+        if self._board is not None and claim.watched:
+            self._board.let_go(claim.token)
+        self._leases.pop(claim.token, None)
 
     def _lose(self, lease: Lease) -> None:
         with self._mutex:

@@ -1,7 +1,7 @@
 """The main process of a prefork worker renews for its children, and frees what a dead child held.
 
-It knows the attempt that each child has been given, and nothing else; the store knows what lock the attempt has, if any. So it
-needs no word from the child, which may hold the GIL, be stopped, or be dead.
+It knows the attempt that each child has been given; the store knows what lock the attempt has, if any, and for when the store
+has lost that, the child has written it down. So it needs no word from the child, which may hold the GIL, be stopped, or be dead.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal import BATCH
-from celery_singleton_lock.stores import Claim, LockStore
+from celery_singleton_lock.stores import Claim, LockStore, Renewed
 
 POLL = 0.5  # seconds between looks at children whose death cannot be waited for
 LONGEST_WAIT = 3600.0  # seconds: `poll` cannot wait for more than some weeks
@@ -33,7 +34,7 @@ class Child:
         claim: the attempt; its digest may be empty.
         going: whether the pool still waits for the attempt's end.
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
-        until: of a dead child, when its lease has expired anyhow.
+        until: when its lease has expired, unless the child renewed it.
     """
 
     pid: int
@@ -41,7 +42,7 @@ class Child:
     claim: Claim
     going: Callable[[], bool]
     due: float
-    until: float = 0.0
+    until: float
 
 
 class Watcher:
@@ -52,11 +53,13 @@ class Watcher:
 
     Arguments:
         store: where the leases live.
+        board: where children write down what they have, if anywhere.
         clock: gives the time in seconds.
     """
 
-    def __init__(self, store: LockStore, clock: Callable[[], float] = now) -> None:
+    def __init__(self, store: LockStore, board: Board | None = None, clock: Callable[[], float] = now) -> None:
         self._store = store
+        self._board = board
         self._clock = clock
         self._children: dict[int, Child] = {}
         self._dead: list[Child] = []
@@ -75,13 +78,14 @@ class Watcher:
             claim: the attempt; its digest may be empty.
             going: whether the pool still waits for the attempt's end.
         """
-        due = self._clock() + claim.ttl / 3
+        time = self._clock()
+        due, until = time + claim.ttl / 3, time + claim.ttl
         with self._mutex:
             child = self._children.get(pid)
             if child is None:
-                self._children[pid] = Child(pid, self._handle(pid), claim, going, due)
+                self._children[pid] = Child(pid, self._handle(pid), claim, going, due, until)
             else:
-                child.claim, child.going, child.due = claim, going, due
+                child.claim, child.going, child.due, child.until = claim, going, due, until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
                 self._thread.start()
@@ -183,8 +187,14 @@ class Watcher:
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
         claims = [child.claim for child in children]
+        kept = set()
         try:
-            self._store.renew(claims, min(claim.ttl for claim in claims) / 6)
+            answers = self._store.renew(claims, _patience(claims))
+            for child, claim, answer in zip(children, claims, answers, strict=True):
+                if answer is Renewed.GONE:
+                    answer = self._take_again(claim, time >= child.until)
+                if answer in (Renewed.DONE, Renewed.LOST):
+                    kept.add(claim.token)
             share = 3
         except StoreError as error:  # the child tells of it
             logger.debug("Locks of pool processes could not be renewed for now: %s", error)
@@ -193,3 +203,32 @@ class Watcher:
             for child, claim in zip(children, claims, strict=True):
                 if child.claim is claim:
                     child.due = time + claim.ttl / share
+                    if claim.token in kept:
+                        child.until = time + claim.ttl
+
+    def _take_again(self, claim: Claim, expired: bool) -> Renewed:
+        """Take again what the store has lost, if the child still counts on it; it may have no chance to do so itself."""
+        digest = self._digest(claim)
+        if not digest:
+            return Renewed.GONE
+        whole = replace(claim, digest=digest)
+        answer = self._store.retake(whole, expired, _patience([whole]))
+        if answer is Renewed.TAKEN:
+            return answer
+        if self._digest(claim) != digest:  # its body has ended meanwhile
+            self._store.release(whole, success=False)
+            return Renewed.GONE
+        logger.warning(
+            "Task %s on %s (pid %d): its lock %s was taken again for it: the store had lost it",
+            whole.task_id, whole.node, whole.pid, whole.lock,
+        )  # fmt: skip
+        return answer
+
+    def _digest(self, claim: Claim) -> str:
+        """Of the lock on which a child counts; empty: it has none for this attempt."""
+        return self._board.digest(claim.pid, claim.token) if self._board else ""
+
+
+def _patience(claims: Sequence[Claim]) -> float:
+    """How long a call for these may take."""
+    return min(claim.ttl for claim in claims) / 6

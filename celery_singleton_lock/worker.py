@@ -57,7 +57,9 @@ class AttemptMixin:
         if self.watcher is not None:
             try:
                 plan = plan_of(self.task)
-                claim = Claim(plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id)
+                claim = Claim(
+                    plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id, self.hostname or "", pid, True
+                )
                 self.watcher.accepted(pid, claim, self._is_going)
             except Exception:  # an error here would leave the message without an acknowledgement
                 logger.exception("Task %s[%s] is not watched by the main process", self.name, self.id)

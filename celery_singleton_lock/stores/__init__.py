@@ -51,6 +51,11 @@ class Claim:
         """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
         return f"{self.base}:ended:{self.task_id}"
 
+    @property
+    def ran(self) -> str:
+        """Key under which the store remembers for a TTL that somebody has had the lock since it was last taken."""
+        return f"{self.base}:ran:{self.digest}"
+
 
 class Answer(Enum):
     """What became of a claim."""
@@ -78,6 +83,8 @@ class Renewed(Enum):
     GONE = 0
     #: Another token is there.
     TAKEN = -1
+    #: Done; but the lease had ended meanwhile, and another may have had it.
+    LOST = 2
 
 
 class LockStore(Protocol):
@@ -88,6 +95,9 @@ class LockStore(Protocol):
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         """Put off the expiry of those that these tokens own."""
+
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        """Take again what is gone while its body goes on, unless another token is there; `expired` makes that a loss."""
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""

@@ -19,6 +19,7 @@ end
 if not has[1] then
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
              'since', string.format('%.0f', now))
+  redis.call('DEL', (string.gsub(KEYS[1], '^(.*):lock:', '%1:ran:')))
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end

@@ -9,5 +9,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
-redis.call('SET', ARGV[1] .. has[5], '', 'PX', math.max(left, 1000) * 2)
+local believed = math.max(left, 1000) * 2
+redis.call('SET', ARGV[1] .. has[5], '', 'PX', believed)
+redis.call('SET', (string.gsub(KEYS[1], '^(.*):lock:', '%1:ran:')), '', 'PX', believed)
 return {has[1], has[2], has[3], now - has[4], left}

@@ -10,6 +10,8 @@ from celery_singleton_lock.concurrency import native_lock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict
 
+FEW = 1000  # records that may be there, alive or not, before expired ones are looked for
+
 
 @dataclass
 class _Record:
@@ -20,6 +22,7 @@ class _Record:
     node: str = ""
     pid: int = 0
     twin: bool = False
+    lost: bool = False
 
 
 class MemoryStore:
@@ -33,6 +36,7 @@ class MemoryStore:
         self._clock = clock
         self._mutex = native_lock()
         self._records: dict[str, _Record] = {}
+        self._many = FEW
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         with self._mutex:
@@ -45,6 +49,8 @@ class MemoryStore:
             if record and record.token != claim.token:
                 record.twin = record.twin or record.task_id == claim.task_id
                 return Verdict(Answer.HELD, self._holder(record))
+            if record is None:
+                self._records.pop(claim.ran, None)
             self._grant(claim)
             return Verdict(Answer.GRANTED)
 
@@ -70,7 +76,17 @@ class MemoryStore:
         attempt = self._alive(claim.attempt)
         if attempt:
             attempt.expires = record.expires
-        return Renewed.DONE
+        return Renewed.LOST if record.lost else Renewed.DONE
+
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        with self._mutex:
+            record = self._alive(claim.lock)
+            if (record and record.token != claim.token) or self._alive(claim.attempt, token=""):
+                return Renewed.TAKEN
+            lost = record.lost if record else expired or self._alive(claim.ran) is not None
+            self._grant(claim)
+            self._records[claim.lock].lost = lost
+            return Renewed.LOST if lost else Renewed.DONE
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         with self._mutex:
@@ -80,6 +96,8 @@ class MemoryStore:
                 return self._alive(claim.ended, token=f"finishing:{claim.token}") is not None
             del self._records[lock]
             self._records.pop(claim.attempt, None)
+            self._records[_ran(lock)] = _Record("", self._clock() + claim.ttl)
+            self._tidy()
             if record.twin and success:
                 self._records[claim.ended] = _Record(
                     f"finishing:{claim.token}", self._clock() + claim.ttl, task_id=claim.task_id
@@ -105,6 +123,7 @@ class MemoryStore:
             del self._records[lock]
             freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
             self._records[f"{base}:attempt:{record.token}"] = _Record("", freed_until)
+            self._records[_ran(lock)] = _Record("", freed_until)
             return self._holder(record)
 
     def eviction_policy(self) -> str:
@@ -129,6 +148,18 @@ class MemoryStore:
             record = None
         return record if record and token in (None, record.token) else None
 
+    def _tidy(self) -> None:
+        """Drop what has expired, whenever there are twice as many records as the last time."""
+        if len(self._records) > self._many:
+            time = self._clock()
+            self._records = {key: record for key, record in self._records.items() if record.expires > time}
+            self._many = max(FEW, 2 * len(self._records))
+
     def _holder(self, record: _Record) -> Holder:
         time = self._clock()
         return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time)
+
+
+def _ran(lock: str) -> str:
+    """The key beside a lock's under which it is remembered that somebody had it (see `Claim.ran`)."""
+    return ":ran:".join(lock.rsplit(":lock:", 1))

@@ -66,6 +66,7 @@ class _Script:
 _SCRIPTS = {
     "acquire": _Script("acquire", 3, 6),
     "renew": _Script("renew", 2, 2),
+    "retake": _Script("retake", 2, 7),
     "release": _Script("release", 3, 3),
     "holder": _Script("holder", 1, 0),
     "free": _Script("free", 1, 1),
@@ -151,6 +152,11 @@ class RedisStore:
         words = [claim.packed or _words_of(claim) for claim in claims]
         packed = b"".join([each.keys for each in words] + [each.args for each in words])
         return [_RENEWED[answer] for answer in self._run("renew", packed, timeout, len(words))]
+
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        words = _words_of(claim)
+        more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "", "1" if expired else "")
+        return _RENEWED[self._run("retake", words.keys + words.args + more, timeout)]
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         words = _words_of(claim)

@@ -35,6 +35,9 @@ class Backing(Protocol):
     def lives(self, key: str) -> float:
         """Seconds until this expires."""
 
+    def lose(self, *keys: str) -> None:
+        """Forget these keys, or all."""
+
 
 class MemoryBacking:
     """The store in memory, with a clock that only a test moves."""
@@ -51,6 +54,10 @@ class MemoryBacking:
 
     def lives(self, key: str) -> float:
         return float(self.store._records[key].expires - self._time)
+
+    def lose(self, *keys: str) -> None:
+        for key in keys or self.keys():
+            del self.store._records[key]
 
 
 class RedisBacking:
@@ -70,6 +77,9 @@ class RedisBacking:
 
     def lives(self, key: str) -> float:
         return float(self._redis.pttl(key)) / 1000
+
+    def lose(self, *keys: str) -> None:
+        self._redis.delete(*keys or self.keys())
 
     def close(self) -> None:
         self.store.close()

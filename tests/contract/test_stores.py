@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
 
 from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
 from tests.contract.conftest import Backing
@@ -17,6 +20,11 @@ def known(claim: Claim) -> Claim:
 
 def granted(store: LockStore, claim: Claim) -> bool:
     return store.acquire(claim).answer is Answer.GRANTED
+
+
+def left(backing: Backing) -> list[str]:
+    """What is stored, but for the traces of those who ran."""
+    return [name for name in sorted(backing.keys()) if ":ran:" not in name]
 
 
 # -- acquire -----------------------------------------------------------------------------------
@@ -92,7 +100,7 @@ def test_release_frees(backing: Backing, claim: MakeClaim) -> None:
     backing.store.acquire(one)
     assert not backing.store.release(one, success=True)
     assert backing.store.holder(one.lock) is None
-    assert [] == backing.keys()
+    assert [] == left(backing)
     assert granted(backing.store, claim())
 
 
@@ -155,7 +163,7 @@ def test_renew_of_what_is_gone(backing: Backing, claim: MakeClaim) -> None:
     backing.store.acquire(one)
     backing.store.release(one, success=False)
     assert [Renewed.GONE] == backing.store.renew([one])
-    assert [] == backing.keys()
+    assert [] == left(backing)
 
 
 def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> None:
@@ -181,6 +189,99 @@ def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
         assert one.ttl - 5 < holder.remaining <= one.ttl
 
 
+def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
+    """What the store has lost is taken again by its holder, who is named as before; asked twice, it is given twice."""
+    store, one = backing.store, claim(ttl=20.0, watched=True)
+    store.acquire(one)
+    backing.lose()
+    assert [Renewed.GONE] == store.renew([one])
+    assert [Renewed.DONE] * 2 == [store.retake(one), store.retake(one)]
+    holder = store.holder(one.lock)
+    assert holder is not None
+    assert (one.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
+    assert 15 < holder.remaining <= 20
+    assert [Renewed.DONE] * 2 == store.renew([one, known(one)])
+    store.release(known(one), success=False)
+    assert store.holder(one.lock) is None
+
+
+def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> None:
+    """What another has by now is not taken."""
+    store, one, other = backing.store, claim(watched=True), claim(watched=True)
+    store.acquire(one)
+    backing.lose()
+    store.acquire(other)
+    assert Renewed.TAKEN is store.retake(one)
+    assert [Renewed.GONE, Renewed.DONE] == store.renew([known(one), known(other)])
+
+
+def _released(store: LockStore, one: Claim) -> None:
+    store.release(one, success=True)
+
+
+def _released_by_attempt(store: LockStore, one: Claim) -> None:
+    store.release(known(one), success=False)
+
+
+def _freed(store: LockStore, one: Claim) -> None:
+    store.free(one.base, one.lock)
+
+
+@pytest.mark.parametrize("ended", [_released, _released_by_attempt, _freed])
+def test_another_came_and_went(backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, Claim], None]) -> None:
+    """Whoever takes its lock again learns that another had it meanwhile, then and whenever it is renewed."""
+    store, one, other = backing.store, claim(watched=True), claim(watched=True)
+    store.acquire(one)
+    backing.lose()
+    store.acquire(other)
+    ended(store, other)
+    backing.wait(29)
+    assert [Renewed.LOST] * 2 == [store.retake(one), store.retake(one)]
+    backing.wait(29)
+    assert [Renewed.LOST] * 2 == store.renew([one, known(one)])
+    assert not granted(store, other if ended is _freed else claim())
+
+
+def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None:
+    """Whoever was released before a lock was granted has not been there meanwhile."""
+    store, before, one = backing.store, claim(), claim()
+    store.acquire(before)
+    store.release(before, success=True)
+    store.acquire(one)
+    backing.lose(one.lock)
+    assert Renewed.DONE is store.retake(one)
+
+
+def test_expired_is_lost(backing: Backing, claim: MakeClaim) -> None:
+    """Taken again after its expiry, a lease has been lost though nobody had it."""
+    store, one = backing.store, claim(watched=True)
+    store.acquire(one)
+    backing.wait(31)
+    assert Renewed.LOST is store.retake(one, expired=True)
+    assert [Renewed.LOST] == store.renew([one])
+
+
+def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
+    """What an operator took from a holder is not taken again by it."""
+    one = claim()
+    store.acquire(one)
+    store.free(one.base, one.lock)
+    assert Renewed.TAKEN is store.retake(one)
+    assert store.holder(one.lock) is None
+
+
+def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
+    """A task may be named as a part of our keys is."""
+    one, other = (replace(claim(), base=f"{claim().base}:lock:x") for _ in range(2))
+    for each in (one, other):
+        backing.store.acquire(each)
+        if each is one:
+            backing.lose()
+    backing.store.release(other, success=True)
+    assert [other.ran] == backing.keys()
+    assert Renewed.LOST is backing.store.retake(one)
+
+
 def test_empty_batch(store: LockStore) -> None:
     """Renewing nothing is no error."""
     assert [] == store.renew([])
@@ -198,7 +299,7 @@ def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> Non
         assert [Renewed.DONE] == backing.store.renew([known(one)])
     backing.store.release(known(one), success=False)
     assert backing.store.holder(one.lock) is None
-    assert [] == backing.keys()
+    assert [] == left(backing)
 
 
 def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
@@ -281,7 +382,7 @@ def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
     store.settle(first, success=False)
     assert granted(store, copy)
     store.release(copy, success=True)
-    assert [] == backing.keys()
+    assert [] == left(backing)
 
 
 def test_copy_after_a_failure_runs(store: LockStore, claim: MakeClaim) -> None:
@@ -327,7 +428,7 @@ def test_no_copy_no_trace(backing: Backing, claim: MakeClaim) -> None:
         one = claim(str(number), watched=True)
         backing.store.acquire(one)
         backing.store.release(one, success=True)
-    assert [] == backing.keys()
+    assert [] == left(backing)
 
 
 def test_other_task_ids_are_duplicates_only(store: LockStore, claim: MakeClaim) -> None:
@@ -388,7 +489,7 @@ def test_holder_of_a_free_lock(store: LockStore, claim: MakeClaim) -> None:
 
 
 def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
-    """Each kind of key expires: locks, attempts, what is remembered of ends and of operators."""
+    """Each kind of key expires: locks, attempts, what is remembered of runs, of ends and of operators."""
     store = backing.store
     store.acquire(claim("held", watched=True))
     first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
@@ -402,7 +503,7 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     store.acquire(freed)
     store.free(freed.base, freed.lock)
     keys = backing.keys()
-    assert 5 == len(keys)
+    assert 8 == len(keys)
     for key in keys:
         assert 0 < backing.lives(key) <= 3600
     backing.wait(3601)
@@ -427,7 +528,7 @@ def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, b
     names = set(backing.keys())
     store.release(first, success=True)
     names |= set(backing.keys())
-    assert {f"{base}:lock:d", f"{base}:attempt:{first.token}", f"{base}:ended:same"} == names
+    assert {f"{base}:{name}" for name in ("lock:d", "ran:d", f"attempt:{first.token}", "ended:same")} == names
 
 
 def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:

@@ -106,7 +106,7 @@ def test_struck_calls(
                 strikes += 1
             store_works(store, one, witness)
     store.release(witness, success=True)
-    assert [] == list(client.scan_iter(match=f"{base}*", count=1000))
+    assert [] == [key for key in client.scan_iter(match=f"{base}*", count=1000) if ":ran:" not in key]
 
 
 def store_works(store: LockStore, struck: Claim, witness: Claim) -> None:

@@ -110,11 +110,8 @@ def _overlaps(
                 yield Violation("overlap", f"{first.key}: {first} and {second}")
             continue
         beaten.add(first.run)
-        if not _told(first, second, excuse, lost, limits):
-            short = excuse.kind == "empty" and second.end < excuse.until + limits.heal  # leaves no trace in the store
-            yield Violation(
-                "untold, data lost" if short else "untold", f"{first.key}: {first} was never told of {second}"
-            )
+        if not _told(first, second, excuse, lost, faults, limits):
+            yield Violation("untold", f"{first.key}: {first} was never told of {second}")
 
 
 def _excuse(first: Body, second: Body, faults: list[Fault], limits: Limits) -> Fault | None:
@@ -125,9 +122,15 @@ def _excuse(first: Body, second: Body, faults: list[Fault], limits: Limits) -> F
     return None
 
 
-def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], limits: Limits) -> bool:
-    by = max(excuse.until, second.start) + limits.heal + limits.slack
+def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], faults: list[Fault], limits: Limits) -> bool:
+    by = _awake(first.pid, max(excuse.until, second.start), faults) + limits.heal + limits.slack
     return first.end < by or any(event["run"] == first.run and event["at"] <= by for event in lost)
+
+
+def _awake(pid: int, at: float, faults: list[Fault]) -> float:
+    """When a process can next be told something: a child that is stopped cannot."""
+    stops = [f.until for f in faults if f.kind == "child stop" and f.concerns(pid) and f.at <= at]
+    return max([at, *stops])
 
 
 def _lost_without_fault(
@@ -136,13 +139,14 @@ def _lost_without_fault(
     runs = {body.run: body for body in bodies}
     for event in lost:
         body = runs.get(event["run"])
-        if body is None or not any(_explains(fault, body, event["at"], limits) for fault in faults):
+        if body is None or not any(_explains(fault, body, event["at"], faults, limits) for fault in faults):
             yield Violation("lost", f"{event['run']} at {event['at']:.2f}: no fault explains it")
 
 
-def _explains(fault: Fault, body: Body, at: float, limits: Limits) -> bool:
+def _explains(fault: Fault, body: Body, at: float, faults: list[Fault], limits: Limits) -> bool:
     begin, end = fault.endangers(limits)
-    return fault.concerns(body.pid) and begin <= at <= max(begin, end) + limits.heal + limits.slack
+    by = _awake(body.pid, max(begin, end), faults) + limits.heal + limits.slack
+    return fault.concerns(body.pid) and begin <= at <= by
 
 
 def _promises(events: Sequence[Event], bodies: Sequence[Body]) -> Iterator[Violation]:
@@ -187,7 +191,7 @@ def _gone(seen: Event, at: float, body: Body | None, faults: list[Fault], limits
     if (
         body
         and at < body.end - (SEEN if body.how == "died" else 0.05)
-        and not any(_explains(fault, body, at, limits) for fault in faults)
+        and not any(_explains(fault, body, at, faults, limits) for fault in faults)
     ):
         yield Violation("early", f"{seen['key']} of {body}: gone at {at:.2f}")
 
@@ -237,7 +241,7 @@ def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], lim
     verb, who, at = event["verb"], event["run"], event["at"]
     if verb == "renew" and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
         yield Violation("late renewal", f"{who} is still renewed {at - released[who]:.2f} s after its release")
-    if verb in ("renew", "acquire") and event["does"] and at > released.get(who, math.inf):
+    if verb in ("renew", "acquire", "retake") and event["does"] and at > released.get(who, math.inf):
         yield Violation("late renewal", f"{event['key']}: {verb} by {who} {at - released[who]:.2f} s after its release")
     for does in event["does"]:
         lock = locks.get(event["key"])

@@ -163,7 +163,7 @@ class Commands(threading.Thread):
                 own = keys[2 * index] != keys[2 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
-        elif self._call["verb"] in ("acquire", "release"):
+        elif self._call["verb"] in ("acquire", "retake", "release"):
             self.ledger.note(
                 "store", at, verb=self._call["verb"], run=name_of(args[0]), key=keys[0], does=[], sent=True
             )
@@ -179,7 +179,7 @@ class Commands(threading.Thread):
                 self._lock = words[1]
             else:
                 self._did(at, verb, words[1].rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
-        elif verb == "acquire" and command == "PEXPIRE":
+        elif verb in ("acquire", "retake") and command == "PEXPIRE":
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")

@@ -25,6 +25,8 @@ from tests.faults.ledger import Ledger, name_of, now
 HOLD = 100.0
 #: Seconds of a body that has nothing to do: a probe of the store must be able to see its lease.
 BRIEF = 0.15
+#: Seconds that a lingering task keeps its process after its body.
+LINGER = 8.0
 #: Soon enough for tests; a real one would wait longer.
 SOON = RetryLater(delay=0.3, backoff=1.0, max_delay=0.3, jitter=0.0, max_wait=600.0)
 
@@ -249,6 +251,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, name, on_duplicate=policy)
     _register(app, "late", on_duplicate=SOON, acks_late=True, reject_on_worker_lost=True)
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
+    _register(app, "lingering", on_duplicate=SOON, after_return=_linger)
     _register(app, "plain", singleton=False)
     app.task(_next, bind=True, shared=False, name="next", base=SingletonTask, singleton=False)
     return app
@@ -264,6 +267,11 @@ def _register(app: Celery, name: str, **options: Any) -> None:
 
 def _no_key(tag: str, acts: object = None) -> str:
     raise Boom("no key")
+
+
+def _linger(self: Task, status: str, *args: Any) -> None:
+    """Keep the process for a while after the body's end and its release."""
+    time.sleep(LINGER)
 
 
 def _next(self: Task, result: object, tag: str) -> object:

@@ -266,7 +266,9 @@ def test_early_and_taken_again() -> None:
 # -- the store -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verb", "does"), [("release", "free"), ("renew", "renew"), ("acquire", "take")])
+@pytest.mark.parametrize(
+    ("verb", "does"), [("release", "free"), ("renew", "renew"), ("acquire", "take"), ("retake", "take")]
+)
 def test_theft(verb: str, does: str) -> None:
     """A release, renewal or acquisition of somebody else's lease."""
     events = [store(0, "acquire", "a", "take"), store(3, verb, "b", does)]
@@ -284,7 +286,7 @@ def test_expired_and_taken() -> None:
     assert set() == found([store(0, "acquire", "a", "take"), event("store reset", 1), store(2, "acquire", "b", "take")])
 
 
-@pytest.mark.parametrize(("verb", "does"), [("renew", "renew"), ("acquire", "take")])
+@pytest.mark.parametrize(("verb", "does"), [("renew", "renew"), ("acquire", "take"), ("retake", "take")])
 def test_renewal_after_release(verb: str, does: str) -> None:
     """A released lease that is renewed, or taken again."""
     events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free"), store(3.1, verb, "a", does)]
@@ -309,6 +311,17 @@ def test_asked_on_for_a_stopped_child() -> None:
 
 
 def test_short_run_after_a_loss_of_data() -> None:
-    """It leaves no trace: that the loser is not told has a name of its own; a longer one is told."""
-    assert {"untold, data lost"} == found([*body("a", 0, 40), *body("b", 11, 13, pid=2)], EMPTY)
-    assert {"untold"} == found([*body("a", 0, 40), *body("b", 11, 30, pid=2)], EMPTY)
+    """However short the other's run was, the loser has to be told."""
+    both = [*body("a", 0, 40), *body("b", 11, 13, pid=2)]
+    assert {"untold"} == found(both, EMPTY)
+    assert set() == found([*both, lost("a", 15)], EMPTY)
+
+
+@pytest.mark.parametrize(("fault", "second", "told"), [(EMPTY, 11, 28), (OUTAGE, 15, 38)])
+def test_loser_that_was_stopped(fault: Fault, second: float, told: float) -> None:
+    """A child that is stopped can be told when it goes on, and not long after."""
+    stop = Fault("child stop", 5, told - 3.1, frozenset({1}))
+    both = [*body("a", 0, 60), *body("b", second, second + 1, pid=2)]
+    assert set() == found([*both, lost("a", told)], fault, stop)
+    assert {"untold", "lost"} == found([*both, lost("a", told + 1)], fault, stop)
+    assert {"untold", "lost"} == found([*both, lost("a", told)], fault, Fault("child stop", 5, 25, frozenset({3})))

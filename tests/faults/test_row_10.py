@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +12,9 @@ import pytest
 import redis
 
 import celery_singleton_lock
-from tests.faults.harness import Bench, now, since
+from tests.faults.harness import CHILD_BOUND, Bench, now, since
 from tests.faults.ledger import Event
+from tests.faults.tasks import LINGER
 from tests.servers import until
 
 TTL = 6.0
@@ -95,15 +98,42 @@ def _back(bench: Bench, after: float) -> float:
     return float(next((at for at in done if at > after), 0.0))
 
 
-@pytest.mark.xfail(strict=True, reason="a run that comes and goes before the next renewal leaves no trace in the store")
-def test_restarted_empty_and_a_short_run() -> None:
-    """Whoever took its lease again, and was not alone meanwhile, is told."""
-    with _holding() as bench:
+@pytest.mark.parametrize("pool", POOLS)
+def test_restarted_empty_and_a_short_run(pool: str) -> None:
+    """Whoever takes its lease again, and was not alone meanwhile, is told; the next one waits for it."""
+    with _holding(pool) as bench:
+        first = _first(bench)
+        with bench.schedule.during("empty") as fault:
+            bench.store.stop()
+            bench.store.start()
+        second = bench.body("a", 2)
+        lost = bench.wait("lost", run=first["run"])
+        bench.end(second)
+        bench.measured(
+            f"10 store lost its data, a short run, {pool}: told", bench.limits.heal, lost["at"] - fault.until
+        )
+        until(lambda: bench.held(first), "re-taken", TTL)
+        again = bench.send("retry", "a", ["sleep"], expect="once")
+        bench.stay_held(TTL, first)
+        bench.go("a")
+        again.get(timeout=10)
+
+
+def test_restarted_empty_and_the_body_over() -> None:
+    """For a body that is over nothing is taken, though its task's end is still to come."""
+    with Bench(ttl=TTL) as bench:
+        bench.worker(concurrency=1)
+        bench.worker("threads", options=("-Q", "two"))
+        bench.send("lingering", "a", ["sleep", 1.0], expect="once")
+        body = bench.body("a")
+        bench.gone(body)
         with bench.schedule.during("empty"):
             bench.store.stop()
             bench.store.start()
-        bench.body("a", 2)
-        bench.last(2 * bench.limits.heal)
+        bench.last(bench.limits.heal)
+        assert "slept" == bench.send("retry", "a", ["sleep"], expect="once", queue="two").get(timeout=3)
+        bench.last(LINGER, bench.end(body)["at"])
+        bench.settle()
 
 
 def test_restarted_with_data(tmp_path: Path) -> None:
@@ -160,9 +190,6 @@ def test_stopped_for_three_ttl_alone() -> None:
         bench.settle()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the main process knows the attempt alone: it can renew a lease, not take it again"
-)
 def test_restarted_empty_under_a_kept_gil() -> None:
     """A lost lease is taken again for a child that keeps the GIL, too."""
     with Bench(ttl=3) as bench:
@@ -171,14 +198,77 @@ def test_restarted_empty_under_a_kept_gil() -> None:
         bench.send("retry", "a", ["keep-gil", 12.0], expect="once")
         body = bench.body("a")
         bench.wait("key")
-        bench.last(1)
-        with bench.schedule.during("empty"):
+        with bench.schedule.during("empty") as fault:
             bench.store.stop()
             bench.store.start()
-        bench.last(bench.limits.heal + 0.5)
+        until(lambda: bench.held(body) and _back(bench, fault.until), "re-taken", TTL)
+        back = _back(bench, fault.until) - fault.until
+        bench.measured("10 store lost its data under a kept GIL: re-taken", bench.limits.heal, back)
         bench.send("retry", "a", ["sleep"], expect="once", queue="two")
         bench.end(body)
         bench.settle()
+        assert not bench.ledger.events("lost")
+
+
+@contextlib.contextmanager
+def _stopped_child(ttl: float) -> Iterator[tuple[Bench, Event]]:
+    """Give a bench on which body ``a`` holds in a child that is stopped within the block, and goes on and ends after it."""
+    with Bench(ttl=ttl) as bench:
+        bench.worker(concurrency=1)
+        bench.worker("threads", options=("-Q", "two"))
+        bench.send("retry", "a", ["hold"])
+        body = bench.body("a")
+        bench.wait("key")
+        with bench.child_stopped(body["pid"]):
+            yield bench, body
+        bench.settle()
+
+
+def test_restarted_empty_beside_a_stopped_child() -> None:
+    """A child that cannot see it is told, when it goes on, that another came and went; its lease was taken again for it."""
+    with _stopped_child(TTL) as (bench, body):
+        with bench.schedule.during("empty"):
+            bench.store.stop()
+            bench.store.start()
+        bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        bench.end(bench.body("a", 2))
+        until(lambda: bench.held(body), "re-taken", TTL)
+        again = bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        bench.stay_held(TTL, body)
+        assert not bench.ledger.events("lost")
+        os.kill(body["pid"], signal.SIGCONT)
+        woken = now()
+        lost = bench.wait("lost", run=body["run"])
+        bench.measured("10 store lost its data beside a stopped child: told after waking", 1.5, lost["at"] - woken)
+        bench.go("a")
+        again.get(timeout=10)
+
+
+def test_restarted_empty_and_the_child_killed() -> None:
+    """What the main process took again for its child it frees with the child's death."""
+    with _stopped_child(3 * TTL) as (bench, body):
+        with bench.schedule.during("empty"):
+            bench.store.stop()
+            bench.store.start()
+        until(lambda: bench.held(body), "re-taken", 3 * TTL)
+        fault = bench.kill_child(body["pid"])
+        bench.measured("10 store lost its data, child killed: freed", CHILD_BOUND, since(fault, bench.gone(body)))
+
+
+def test_stopped_for_three_ttl_beside_a_stopped_child() -> None:
+    """The loss is told when the child goes on; the lease is taken again before."""
+    with _stopped_child(3) as (bench, body):
+        with bench.schedule.during("outage") as fault:
+            bench.store.pause()
+            bench.last(9)
+            bench.store.resume()
+        until(lambda: bench.held(body) and _back(bench, fault.until), "re-taken", 5)
+        back = _back(bench, fault.until) - fault.until
+        bench.measured("10 store away beside a stopped child: re-taken", bench.limits.heal, back)
+        os.kill(body["pid"], signal.SIGCONT)
+        woken = now()
+        bench.measured("10 store away beside a stopped child: told after waking", 1.5, bench.wait("lost")["at"] - woken)
+        bench.go("a")
 
 
 @pytest.mark.parametrize("command", ["SCRIPT FLUSH", "CLIENT KILL TYPE normal"])

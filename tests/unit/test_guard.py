@@ -68,7 +68,7 @@ class Store(MemoryStore):
         super().__init__(clock)
         self.acquired: list[str] = []
         self.released: list[str] = []
-        self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire`
+        self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire` and `retake`
         self.releasing: list[Callable[[], object]] = []  # what happens to the next calls of `release`
         self.settling: list[Callable[[], object]] = []  # what happens to the next calls of `settle`
         self.away = False
@@ -79,6 +79,12 @@ class Store(MemoryStore):
         if self.answering:
             self.answering.pop(0)()
         return verdict
+
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        answer = super().retake(claim, expired, timeout)
+        if self.answering:
+            self.answering.pop(0)()
+        return answer
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         if self.away:
@@ -326,7 +332,7 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     claims: list[Claim] = []
     deliver(task)
     assert_free(task)
-    assert store.acquire(claims[0]).answer is Answer.GRANTED
+    assert store.retake(claims[0]) is Renewed.DONE
     renewer = guard.runtime_of(task.app).renewer
     for _ in range(2):
         renewer.sweep()
@@ -355,7 +361,7 @@ def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, s
     deliver(task)
     assert "other" == assert_held(task).task_id
     task.force_unlock()
-    assert store.acquire(claims[0]).answer is Answer.GRANTED
+    assert store.retake(claims[0]) is Renewed.LOST
     for _ in range(2):
         renewer.sweep()
         clock.advance(3)

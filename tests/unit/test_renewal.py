@@ -14,6 +14,7 @@ import pytest
 
 from celery_singleton_lock import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock import lease as lease_module
+from celery_singleton_lock.board import Board
 from celery_singleton_lock.concurrency import Hub
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.renewal import Loop, Renewer
@@ -396,6 +397,88 @@ def test_gone_and_taken_by_another_in_between(
     assert "other" == holder.task_id
 
 
+def test_gone_and_another_came_and_went(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """Whoever was not alone meanwhile has lost the lease, once; it is taken again all the same, so that others wait."""
+    lease = held()
+    store.lose()
+    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+    store.acquire(other)
+    store.release(other, success=True)
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert [("lost", "t"), ("retaken", "t")] == listener.told
+    assert not lease.held
+    assert 1 == lease.interrupt.times
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert store.holder(lease.key) is not None
+    assert ["t"] == listener.of("lost")
+
+
+def test_lost_and_taken_again_by_the_main_process(
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
+) -> None:
+    """Whoever finds its lease renewed, but lost in between, is told, and goes on renewing it."""
+    lease = held()
+    assert lease.claim is not None
+    store.lose()
+    store.retake(lease.claim, expired=True)
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert ["t"] == listener.of("lost")
+    assert clock() + TTL == lease.deadline
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert store.holder(lease.key) is not None
+    assert ["t"] == listener.of("lost")
+
+
+def test_ensure_of_what_was_taken_again_by_the_main_process(
+    store: Store, renewer: Renewer, clock: Clock, held: Any
+) -> None:
+    """The same where the body asks first."""
+    lease = held()
+    assert lease.claim is not None
+    clock.advance(TTL + 1)
+    store.retake(lease.claim, expired=True)
+    with pytest.raises(LockLost):
+        lease.ensure()
+
+
+def test_board(store: Store, listener: Listener, clock: Clock) -> None:
+    """A watched lease is written down from its body's begin until its release, or its loss to another; no other is."""
+    board = Board()
+    renewer = Renewer(store, store, Here(), listener, clock, board)
+    renewer._loop = Quiet(renewer.sweep, Here(), clock)
+
+    def lease_of(token: str, watched: bool = True) -> Lease:
+        claim = Claim("b:{x}", token * 32, token * 32, TTL, f"task-{token}", "node", os.getpid(), watched)
+        assert Answer.GRANTED is store.acquire(claim).answer
+        lease = Lease(claim.lock, claim)
+        lease.granted(clock(), renewer.confirm)
+        renewer.add(lease)
+        return lease
+
+    def written(lease: Lease) -> bool:
+        assert lease.claim is not None
+        return board.digest(os.getpid(), lease.claim.token) == lease.claim.digest
+
+    first = lease_of("a")
+    assert written(first)
+    assert not written(lease_of("b", watched=False))
+    assert written(first)
+    renewer.remove(first)
+    assert not written(first)
+    second = lease_of("c")
+    assert written(second)
+    store.lose()
+    store.acquire(Claim("b:{x}", "c" * 32, "other", 600.0, "other"))
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    assert not second.held
+    assert not written(second)
+
+
 def test_gone_after_the_deadline(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
     """Gone, and the deadline had passed: lost first, then taken again to keep others out; it stays lost."""
     lease = held()
@@ -491,14 +574,14 @@ def test_release_waits_for_a_call_that_takes_it_again(renewer: Renewer, store: S
     store.lose()
     clock.advance(TTL / 3)
     inside, go, removed = threading.Event(), threading.Event(), threading.Event()
-    acquire = store.acquire
+    retake = store.retake
 
-    def slow(claim: Claim, timeout: float | None = None) -> Verdict:
+    def slow(claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
         inside.set()
         assert go.wait(10)
-        return acquire(claim, timeout)
+        return retake(claim, expired, timeout)
 
-    store.acquire = slow  # type: ignore[method-assign]
+    store.retake = slow  # type: ignore[method-assign]
     sweeping = threading.Thread(target=renewer.sweep)
     sweeping.start()
     assert inside.wait(10)

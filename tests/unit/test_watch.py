@@ -7,9 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
+from celery_singleton_lock.board import SLOTS, Board
 from celery_singleton_lock.config import LONGEST
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.stores import Answer, Claim, Renewed
@@ -86,7 +88,7 @@ def claim(token: str, ttl: float = 30.0) -> Claim:
 
 def known(whole: Claim) -> Claim:
     """The claim as the main process knows it: the attempt alone."""
-    return Claim(whole.base, "", whole.token, whole.ttl, whole.task_id)
+    return replace(whole, digest="")
 
 
 def asleep(watcher: Watcher) -> bool:
@@ -254,11 +256,155 @@ def test_renewals_are_batched(store: Store) -> None:
     for number in range(150):
         one = claim(str(number))
         store.acquire(one)
-        watcher._children[number] = Child(number, 10_000 + number, known(one), lambda: True, 10.0)
+        watcher._children[number] = Child(number, 10_000 + number, known(one), lambda: True, 10.0, 30.0)
     now[0] = 10.0
     watcher._turn()
     assert [100, 50] == [len(tokens) for tokens in store.renewals]
     watcher.close = lambda: None  # type: ignore[method-assign]
+
+
+# -- what the store has lost -------------------------------------------------------------------
+
+
+class Watched:
+    """A watcher whose only child, this process, has a lease that is due; its clock stands still."""
+
+    def __init__(self, store: Store) -> None:
+        self.time = 0.0
+        self.store, self.board = store, Board()
+        self.whole = Claim("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), watched=True)
+        self.watcher = Watcher(store, self.board, clock=lambda: self.time)
+        self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0, 30.0)
+        self.watcher._children[os.getpid()] = self.child
+        self.board.hold(self.whole.token, self.whole.digest)
+
+    def renew(self, at: float = 10.0) -> None:
+        self.time = at
+        self.watcher._turn()
+
+    @property
+    def token(self) -> str:
+        record = self.store._records.get(self.whole.lock)
+        return record.token if record else ""
+
+
+@pytest.fixture
+def watched(store: Store) -> Iterator[Watched]:
+    found = Watched(store)
+    yield found
+    found.watcher._children.clear()
+    found.watcher.close()
+
+
+def test_lost_data(watched: Watched, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """What the store has lost is taken again for a child that counts on it, with a warning that tells whose it is."""
+    watched.renew()
+    assert watched.whole.token == watched.token
+    assert [Renewed.DONE] * 2 == store.renew([watched.whole, known(watched.whole)])
+    assert 40.0 == watched.child.until
+    text = caplog.text
+    for part in (watched.whole.task_id, watched.whole.node, str(os.getpid()), watched.whole.lock):
+        assert part in text
+    assert watched.whole.token not in text
+
+
+def test_lost_data_and_expired(watched: Watched, store: Store) -> None:
+    """Taken again after its expiry, the lease has been lost, as the child will learn."""
+    watched.renew(30.0)
+    assert [Renewed.LOST] == store.renew([watched.whole])
+
+
+def test_no_lease_to_lose(watched: Watched) -> None:
+    """For a child whose body is over, or has not begun, nothing is taken."""
+    watched.board.let_go(watched.whole.token)
+    watched.renew()
+    assert "" == watched.token
+    assert 20.0 == watched.child.due
+
+
+def test_lease_of_another_attempt(watched: Watched) -> None:
+    """Nor for one that counts on the lease of another attempt."""
+    watched.board.hold("1" * 32, watched.whole.digest)
+    watched.renew()
+    assert "" == watched.token
+
+
+def test_lost_data_without_a_board(store: Store, watched: Watched) -> None:
+    """Nor where children write nothing down."""
+    watched.watcher._board = None
+    watched.renew()
+    assert "" == watched.token
+
+
+def test_lost_data_and_another_has_it(watched: Watched, store: Store) -> None:
+    """What another has by now stays the other's."""
+    store.acquire(replace(watched.whole, token="other"))
+    watched.renew()
+    assert "other" == watched.token
+    assert 30.0 == watched.child.until
+
+
+def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> None:
+    """What was taken again for a body that ended meanwhile is given back at once."""
+    retake = store.retake
+
+    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        watched.board.let_go(whole.token)
+        return retake(whole, expired, timeout)
+
+    store.retake = late  # type: ignore[method-assign]
+    watched.renew()
+    assert "" == watched.token
+    assert [watched.whole.token] == store.releases
+
+
+def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store) -> None:
+    """It is tried again as soon as after a renewal that failed."""
+    retake = store.retake
+
+    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        raise StoreUnavailable("away")
+
+    store.retake = away  # type: ignore[method-assign]
+    watched.renew()
+    assert 12.5 == watched.child.due
+    store.retake = retake  # type: ignore[method-assign]
+    watched.renew(12.5)
+    assert watched.whole.token == watched.token
+
+
+def test_board_is_shared_with_children() -> None:
+    """What a child writes down, its parent reads: of that process and that attempt alone, until it lets go."""
+    board = Board()
+    first, second, digest = "1" * 32, "2" * 32, "d" * 32
+    for act, expected in [
+        (lambda: board.hold(first, digest), digest),
+        (lambda: (board.hold(first, digest), board.let_go(second)), digest),
+        (lambda: (board.hold(first, digest), board.let_go(first)), ""),
+        (lambda: (board.hold(second, digest), board.hold(first, "e" * 32)), "e" * 32),
+    ]:
+        pid = os.fork()
+        if not pid:
+            act()
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert expected == board.digest(pid, first)
+        assert "" == board.digest(pid, second)
+        assert "" == board.digest(pid + 1, first)
+
+
+def test_children_that_meet_in_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two children whose pids meet, the later one is found; the earlier one's end does not hurt it."""
+    board, digest = Board(), "d" * 32
+    board.hold("1" * 32, digest)
+    mine = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: mine + SLOTS)
+    board.hold("2" * 32, digest)
+    assert "" == board.digest(mine, "1" * 32)
+    assert digest == board.digest(mine + SLOTS, "2" * 32)
+    monkeypatch.setattr(os, "getpid", lambda: mine)
+    board.let_go("1" * 32)
+    assert digest == board.digest(mine + SLOTS, "2" * 32)
 
 
 def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Callable[[], int]) -> None:
@@ -276,7 +422,7 @@ def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Calla
                 watcher.accepted(pid, known(one), lambda: True)
             return float(self) < other
 
-    watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"))
+    watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"), 0.0)
     timeout = watcher._timeout()
     rung = bool(watcher._poll.poll(0))
     assert rung or (timeout is not None and timeout <= 1001), f"sleeps {timeout} ms and nobody rings"
