@@ -87,7 +87,12 @@ def runtime_of(app: Any, single: bool = False) -> Runtime:
     found: Runtime | None = app.__dict__.get(_ATTRIBUTE)
     if found is not None and found.pid == os.getpid():
         return found
-    made = Runtime(settings_of(app.conf), single, board=found.board if found else None)
+    board = found.board if found else None
+    if board is not None:
+        from celery.utils.log import current_process_index
+
+        board.slot = current_process_index(0)
+    made = Runtime(settings_of(app.conf), single, board=board)
     if found is None:
         return app.__dict__.setdefault(_ATTRIBUTE, made)  # type: ignore[no-any-return]
     found.forget()

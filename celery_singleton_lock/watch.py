@@ -48,12 +48,13 @@ class Child:
 class Watcher:
     """Keeps an eye on the children of one main process.
 
-    An attempt is renewed while the pool waits for its end, and freed when its process is dead. In between it is left alone: a
-    pool is told that a time limit has ended an attempt before that is so, and what a child could not release it gives back later.
+    A lease is renewed while the pool waits for its attempt's end and the child counts on it, and freed when the child is dead. In
+    between it is left alone: a pool is told that a time limit has ended an attempt before that is so, and what a child could not
+    release it gives back later.
 
     Arguments:
         store: where the leases live.
-        board: where children write down what they have, if anywhere.
+        board: where children write down what they have; None: the store alone knows that.
         clock: gives the time in seconds.
     """
 
@@ -127,9 +128,9 @@ class Watcher:
         for child in [child for child in self._dead if child.due <= time]:
             self._free(child, time)
         due = [child for child in self._snapshot() if child.due <= time + child.claim.ttl / 12]
-        going = [child for child in due if self._is_going(child)]
-        for start in range(0, len(going), BATCH):
-            self._renew(going[start : start + BATCH], time)
+        holding = [child for child in due if self._is_holding(child, time)]
+        for start in range(0, len(holding), BATCH):
+            self._renew(holding[start : start + BATCH], time)
 
     def _snapshot(self) -> list[Child]:
         with self._mutex:
@@ -175,14 +176,14 @@ class Watcher:
             logger.warning("The lock of pool process %d was left to expire: %s", child.pid, error)
         self._dead.remove(child)
 
-    def _is_going(self, child: Child) -> bool:
-        """Whether its attempt is to be renewed; if not, nothing is due until it is given another."""
-        claim = child.claim
-        if child.going():
+    def _is_holding(self, child: Child, time: float) -> bool:
+        """Whether there is a lease to renew; if not, nothing is due for a while, or until the child is given another attempt."""
+        claim, going = child.claim, child.going()
+        if going and (self._board is None or self._digest(claim)):
             return True
         with self._mutex:
             if child.claim is claim:
-                child.due = math.inf
+                child.due = time + claim.ttl / 3 if going else math.inf
         return False
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
@@ -226,7 +227,7 @@ class Watcher:
 
     def _digest(self, claim: Claim) -> str:
         """Of the lock on which a child counts; empty: it has none for this attempt."""
-        return self._board.digest(claim.pid, claim.token) if self._board else ""
+        return self._board.digest(claim.token) if self._board else ""
 
 
 def _patience(claims: Sequence[Claim]) -> float:

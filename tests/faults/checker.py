@@ -64,7 +64,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         *_lost_without_fault(bodies, lost, faults, limits),
         *_promises(events, bodies),
         *_leases(events, bodies, faults, limits),
-        *_store(events, faults, limits),
+        *_store(events, limits),
     ]
     return found
 
@@ -223,7 +223,7 @@ class _Lock:
     expires: float
 
 
-def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+def _store(events: Sequence[Event], limits: Limits) -> Iterator[Violation]:
     """Follow what scripts really did: who owned a lock when it was taken, renewed or freed."""
     locks: dict[str, _Lock] = {}
     released: dict[str, float] = {}
@@ -231,10 +231,7 @@ def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iter
         if event["what"] == "store reset":
             locks.clear()
         elif event["what"] == "store":
-            # A child that is stopped has not yet said that its body is over: its main process asks on, and gets nothing.
-            waits = any(f.kind == "child stop" and f.at <= event["at"] <= f.until + limits.heal for f in faults)
-            if not (waits and event.get("own") is False):
-                yield from _step(event, locks, released, limits)
+            yield from _step(event, locks, released, limits)
 
 
 def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:

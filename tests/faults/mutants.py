@@ -144,6 +144,27 @@ MUTANTS = (
         "test_row_10.py::test_restarted_empty_and_alone",
     ),
     Mutant(
+        "a former holder learns that another came and went",
+        "stores/release.lua",
+        "redis.call('SET', (string.gsub(lock, '^(.*):lock:', '%1:ran:')), '', 'PX', ARGV[2])\n",
+        "",
+        "test_row_10.py::test_restarted_empty_and_a_short_run[threads]",
+    ),
+    Mutant(
+        "the main process takes a lost lease again",
+        "watch.py",
+        "                if answer is Renewed.GONE:\n",
+        "                if False:\n",
+        "test_row_10.py::test_restarted_empty_under_a_kept_gil",
+    ),
+    Mutant(
+        "the main process takes nothing for a body that is over",
+        "renewal.py",
+        "            self._board.let_go(claim.token)",
+        "            pass",
+        "test_row_10.py::test_restarted_empty_and_the_body_over",
+    ),
+    Mutant(
         "release when the body is over",
         "guard.py",
         "    if not lease.owned:\n        return\n",

@@ -300,16 +300,6 @@ def test_renewal_that_goes_on() -> None:
     assert {"late renewal"} == found([*events, store(7, "renew", "a")])
 
 
-def test_asked_on_for_a_stopped_child() -> None:
-    """A main process renews for a child that was stopped before it could say that its body is over; otherwise it must not."""
-    events = [*body("a", 0, 5), store(0, "acquire", "a", "take"), store(5, "release", "a", "free")]
-    for at in (8.0, 10.0):
-        events.append({**store(at, "renew", "a"), "sent": True, "own": False})
-    assert {"late renewal"} == found(events)
-    assert set() == found(events, Fault("child stop", 5, 12, frozenset({1})))
-    assert {"late renewal"} == found([{**e, "own": True} for e in events], Fault("child stop", 5, 12, frozenset({1})))
-
-
 def test_short_run_after_a_loss_of_data() -> None:
     """However short the other's run was, the loser has to be told."""
     both = [*body("a", 0, 40), *body("b", 11, 13, pid=2)]

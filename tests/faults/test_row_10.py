@@ -131,7 +131,8 @@ def test_restarted_empty_and_the_body_over() -> None:
             bench.store.stop()
             bench.store.start()
         bench.last(bench.limits.heal)
-        assert "slept" == bench.send("retry", "a", ["sleep"], expect="once", queue="two").get(timeout=3)
+        bench.send("lingering", "a", ["sleep"], expect="once", queue="two")
+        assert bench.body("a", 2)["at"] < bench.end(body)["at"] + LINGER
         bench.last(LINGER, bench.end(body)["at"])
         bench.settle()
 
@@ -250,9 +251,10 @@ def test_restarted_empty_and_the_child_killed() -> None:
         with bench.schedule.during("empty"):
             bench.store.stop()
             bench.store.start()
-        until(lambda: bench.held(body), "re-taken", 3 * TTL)
+        until(lambda: bench.ledger.events("gone") and bench.held(body), "re-taken", 3 * TTL)
         fault = bench.kill_child(body["pid"])
-        bench.measured("10 store lost its data, child killed: freed", CHILD_BOUND, since(fault, bench.gone(body)))
+        freed = until(lambda: bench.ledger.events("gone", run=body["run"])[1:], "freed", 3 * TTL)[0]["at"]
+        bench.measured("10 store lost its data, child killed: freed", CHILD_BOUND, since(fault, freed))
 
 
 def test_stopped_for_three_ttl_beside_a_stopped_child() -> None:

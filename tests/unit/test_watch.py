@@ -276,6 +276,7 @@ class Watched:
         self.watcher = Watcher(store, self.board, clock=lambda: self.time)
         self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0, 30.0)
         self.watcher._children[os.getpid()] = self.child
+        self.board.slot = 0
         self.board.hold(self.whole.token, self.whole.digest)
 
     def renew(self, at: float = 10.0) -> None:
@@ -314,12 +315,16 @@ def test_lost_data_and_expired(watched: Watched, store: Store) -> None:
     assert [Renewed.LOST] == store.renew([watched.whole])
 
 
-def test_no_lease_to_lose(watched: Watched) -> None:
-    """For a child whose body is over, or has not begun, nothing is taken."""
+def test_no_lease_to_lose(watched: Watched, store: Store) -> None:
+    """For a child whose body is over, or has not begun, nothing is renewed or taken; it is looked at again."""
     watched.board.let_go(watched.whole.token)
     watched.renew()
     assert "" == watched.token
+    assert [] == store.renewals
     assert 20.0 == watched.child.due
+    watched.board.hold(watched.whole.token, watched.whole.digest)
+    watched.renew(20.0)
+    assert watched.whole.token == watched.token
 
 
 def test_lease_of_another_attempt(watched: Watched) -> None:
@@ -374,37 +379,37 @@ def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store
 
 
 def test_board_is_shared_with_children() -> None:
-    """What a child writes down, its parent reads: of that process and that attempt alone, until it lets go."""
+    """What a child writes down, its parent reads, until it lets go of that very attempt; others' slots are their own."""
     board = Board()
-    first, second, digest = "1" * 32, "2" * 32, "d" * 32
-    for act, expected in [
-        (lambda: board.hold(first, digest), digest),
-        (lambda: (board.hold(first, digest), board.let_go(second)), digest),
-        (lambda: (board.hold(first, digest), board.let_go(first)), ""),
-        (lambda: (board.hold(second, digest), board.hold(first, "e" * 32)), "e" * 32),
-    ]:
-        pid = os.fork()
-        if not pid:
-            act()
-            os._exit(0)
-        os.waitpid(pid, 0)
-        assert expected == board.digest(pid, first)
-        assert "" == board.digest(pid, second)
-        assert "" == board.digest(pid + 1, first)
+    mine, other, digest = "1" * 32, "2" * 32, "d" * 32
+    board.slot = 1
+    board.hold(other, "e" * 32)
+    for slot in (0, 2, SLOTS - 1):
+        for act, expected in [
+            (lambda: board.hold(mine, digest), digest),
+            (lambda: (board.hold(mine, digest), board.let_go(other)), digest),
+            (lambda: (board.hold(mine, digest), board.let_go(mine)), ""),
+            (lambda: (board.hold("3" * 32, digest), board.hold(mine, "f" * 32)), "f" * 32),
+            (lambda: board.hold("3" * 32, digest), ""),
+        ]:
+            pid = os.fork()
+            if not pid:
+                board.slot = slot
+                act()
+                os._exit(0)
+            os.waitpid(pid, 0)
+            assert expected == board.digest(mine)
+            assert "e" * 32 == board.digest(other)
 
 
-def test_children_that_meet_in_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two children whose pids meet, the later one is found; the earlier one's end does not hurt it."""
-    board, digest = Board(), "d" * 32
-    board.hold("1" * 32, digest)
-    mine = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: mine + SLOTS)
-    board.hold("2" * 32, digest)
-    assert "" == board.digest(mine, "1" * 32)
-    assert digest == board.digest(mine + SLOTS, "2" * 32)
-    monkeypatch.setattr(os, "getpid", lambda: mine)
+@pytest.mark.parametrize("slot", [None, SLOTS])
+def test_process_without_a_slot(slot: int | None) -> None:
+    """What is no child of the pool, or one too many, writes nothing."""
+    board = Board()
+    board.slot = slot
+    board.hold("1" * 32, "d" * 32)
     board.let_go("1" * 32)
-    assert digest == board.digest(mine + SLOTS, "2" * 32)
+    assert "" == board.digest("1" * 32)
 
 
 def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Callable[[], int]) -> None:
