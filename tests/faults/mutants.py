@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "renewal by the main process",
         "watch.py",
-        "            self._renew(going[start : start + BATCH], time)",
+        "            self._renew(holding[start : start + BATCH], time)",
         "            pass",
         "test_row_08.py::test_regex",
     ),
@@ -141,7 +141,7 @@ MUTANTS = (
         "renewal.py",
         "            if take_again:\n",
         "            if False:\n",
-        "test_row_10.py::test_restarted_empty_and_alone",
+        "test_row_10.py::test_restarted_empty_and_alone[threads]",
     ),
     Mutant(
         "a former holder learns that another came and went",

@@ -70,10 +70,11 @@ def test_restarted_empty(pool: str) -> None:
             assert not bench.ledger.events("lost")
 
 
-def test_restarted_empty_and_alone() -> None:
+@pytest.mark.parametrize("pool", POOLS)
+def test_restarted_empty_and_alone(pool: str) -> None:
     """Where nobody else wants it, the holder takes its lease again and has not lost it."""
     with Bench(ttl=TTL) as bench:
-        bench.worker()
+        bench.worker(pool)
         bench.send("retry", "a", ["hold"], expect="once")
         body = bench.body("a")
         bench.wait("key")
@@ -82,7 +83,7 @@ def test_restarted_empty_and_alone() -> None:
             bench.store.start()
         until(lambda: bench.ledger.events("gone") and bench.held(body), "re-taken", TTL)
         bench.measured(
-            "10 store lost its data, alone: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until
+            f"10 store lost its data, alone, {pool}: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until
         )
         again = bench.send("retry", "a", ["sleep"], expect="once")
         bench.stay_held(TTL, body)
