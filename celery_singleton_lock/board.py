@@ -7,38 +7,63 @@ lease each child counts on.
 from __future__ import annotations
 
 import mmap
+import os
 
-SLOTS = 4096  # children of one worker at most; further ones are not watched over
-_TOKEN = _DIGEST = 32  # hex digits
-_SIZE = _TOKEN + _DIGEST
+SLOTS = 4096  # children of one worker that can write; of others it is not known what they have
+_PID, _TOKEN, _DIGEST = 16, 32, 32  # bytes; the last two are hex digits
+_HELD = _PID + _TOKEN
+_GIVEN_UP = _HELD + _DIGEST
+_SIZE = _GIVEN_UP + _TOKEN
 
 
 class Board:
-    """To be made before the children are forked.
-
-    Attributes:
-        slot: where this process writes: its number among the children, or None.
-    """
+    """To be made before the children are forked. Each part of a slot has one thread that writes it, and is never locked."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, SLOTS * _SIZE)
-        self.slot: int | None = None
+        self._at: int | None = None
+
+    def join(self, number: int | None) -> None:
+        """Write from now on, as this child.
+
+        Arguments:
+            number: among those that live at the same time; None: this process is no child.
+        """
+        self._at = None
+        if number is not None and number < SLOTS:
+            at = self._at = number * _SIZE
+            self._memory[at : at + _SIZE] = _name(os.getpid()) + bytes(_SIZE - _PID)
 
     def hold(self, token: str, digest: str) -> None:
-        """This process has the lease of this token, on the lock of this digest."""
-        if self.slot is not None and self.slot < SLOTS:
-            at = self.slot * _SIZE
-            self._memory[at + _TOKEN : at + _SIZE] = digest.encode()
-            self._memory[at : at + _TOKEN] = token.encode()  # last: it vouches for the digest
+        """The body's thread has the lease of this token, on the lock of this digest."""
+        if self._at is not None:
+            self._write(_HELD, digest.encode())
+            self._write(_PID, token.encode())  # last: it vouches for the digest
 
-    def let_go(self, token: str) -> None:
-        """This process has it no more, or is about to give it back."""
-        if self.slot is not None and self.slot < SLOTS:
-            at = self.slot * _SIZE
-            if self._memory[at : at + _TOKEN] == token.encode():
-                self._memory[at : at + _TOKEN] = bytes(_TOKEN)
+    def let_go(self) -> None:
+        """It has none, or is about to give it back."""
+        if self._at is not None:
+            self._write(_PID, bytes(_TOKEN))
 
-    def digest(self, token: str) -> str:
-        """Of the lock on which a child has the lease of this token; empty: none has."""
-        at = self._memory.find(token.encode())
-        return "" if at < 0 else self._memory[at + _TOKEN : at + _SIZE].decode()
+    def give_up(self, token: str) -> None:
+        """The lease of this token is another's."""
+        if self._at is not None:
+            self._write(_GIVEN_UP, token.encode())
+
+    def _write(self, part: int, text: bytes) -> None:
+        assert self._at is not None
+        self._memory[self._at + part : self._at + part + len(text)] = text
+
+    def digest(self, pid: int, token: str) -> str | None:
+        """Of the lock on which this child has the lease of this token; empty: it has not; None: it does not write here."""
+        at = self._memory.find(_name(pid))
+        slot, sought = self._memory[at : at + _SIZE], token.encode()
+        if at < 0:
+            return None
+        has = slot[_PID:_HELD] == sought != slot[_GIVEN_UP:]
+        return slot[_HELD:_GIVEN_UP].decode() if has else ""
+
+
+def _name(pid: int) -> bytes:
+    """How a child is found: by what is no hex digit."""
+    return b"<%014d>" % pid

@@ -28,7 +28,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
         runtime = runtime_of(parent.app, single=prefork)
-        if prefork:
+        if prefork and runtime.board is None and runtime.settings.url != "memory://":  # of each process alone
             runtime.board = Board()
         for task in list(parent.app.tasks.values()):
             if getattr(type(task).__call__, "_singleton", False):

@@ -160,7 +160,11 @@ class Renewer:
     def remove(self, lease: Lease) -> None:
         """Let go of a lease whose body is over. Waits for a call that is taking it again, so that nothing is left behind."""
         lease.closed = True
-        self._forget(lease)
+        claim = lease.claim
+        assert claim is not None
+        self._leases.pop(claim.token, None)
+        if self._board is not None and claim.watched:
+            self._board.let_go()
         if lease.retaking is not None:
             with lease.retaking:
                 pass
@@ -302,14 +306,11 @@ class Renewer:
 
     def _give_up(self, lease: Lease) -> None:
         lease.owned = False
-        self._forget(lease)
-
-    def _forget(self, lease: Lease) -> None:
         claim = lease.claim
         assert claim is not None
-        if self._board is not None and claim.watched:
-            self._board.let_go(claim.token)
         self._leases.pop(claim.token, None)
+        if self._board is not None and claim.watched:
+            self._board.give_up(claim.token)
 
     def _lose(self, lease: Lease) -> None:
         with self._mutex:

@@ -91,7 +91,7 @@ def runtime_of(app: Any, single: bool = False) -> Runtime:
     if board is not None:
         from celery.utils.log import current_process_index
 
-        board.slot = current_process_index(0)
+        board.join(current_process_index(0))
     made = Runtime(settings_of(app.conf), single, board=board)
     if found is None:
         return app.__dict__.setdefault(_ATTRIBUTE, made)  # type: ignore[no-any-return]

@@ -35,6 +35,8 @@ class Child:
         going: whether the pool still waits for the attempt's end.
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
         until: when its lease has expired, unless the child renewed it.
+        lost: whether another had the attempt's lock, or an operator took it; then the child alone may find out.
+        doubtful: whether the store may have taken it again, though it has not said so.
     """
 
     pid: int
@@ -43,6 +45,8 @@ class Child:
     going: Callable[[], bool]
     due: float
     until: float
+    lost: bool = False
+    doubtful: bool = False
 
 
 class Watcher:
@@ -80,13 +84,14 @@ class Watcher:
             going: whether the pool still waits for the attempt's end.
         """
         time = self._clock()
-        due, until = time + claim.ttl / 3, time + claim.ttl
+        due, until = time + claim.ttl / 3, time + claim.ttl * 4 / 3  # it may begin to live until then
         with self._mutex:
             child = self._children.get(pid)
             if child is None:
                 self._children[pid] = Child(pid, self._handle(pid), claim, going, due, until)
             else:
-                child.claim, child.going, child.due, child.until = claim, going, due, until
+                self._clear_doubt(child, time)
+                child.claim, child.going, child.due, child.until, child.lost = claim, going, due, until, False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
                 self._thread.start()
@@ -179,55 +184,67 @@ class Watcher:
     def _is_holding(self, child: Child, time: float) -> bool:
         """Whether there is a lease to renew; if not, nothing is due for a while, or until the child is given another attempt."""
         claim, going = child.claim, child.going()
-        if going and (self._board is None or self._digest(claim)):
+        if going and not child.lost and self._digest(child, claim) != "":
             return True
         with self._mutex:
             if child.claim is claim:
-                child.due = time + claim.ttl / 3 if going else math.inf
+                self._clear_doubt(child, time)
+                child.due = time + claim.ttl / 3 if going and not child.lost else math.inf
+                child.until = time + claim.ttl * 4 / 3
         return False
+
+    def _digest(self, child: Child, claim: Claim) -> str | None:
+        """Of the lock on which a child counts; empty: it has none for this attempt; None: that is not known here."""
+        return self._board.digest(child.pid, claim.token) if self._board else None
+
+    def _clear_doubt(self, child: Child, time: float) -> None:
+        """Give back what may have been taken again for an attempt whose body is over."""
+        if child.doubtful:
+            child.doubtful = False
+            self._dead.append(replace(child, due=time, until=time + child.claim.ttl))
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
         claims = [child.claim for child in children]
-        kept = set()
+        answers: Sequence[Renewed | None]
         try:
             answers = self._store.renew(claims, _patience(claims))
-            for child, claim, answer in zip(children, claims, answers, strict=True):
-                if answer is Renewed.GONE:
-                    answer = self._take_again(claim, time >= child.until)
-                if answer in (Renewed.DONE, Renewed.LOST):
-                    kept.add(claim.token)
-            share = 3
-        except StoreError as error:  # the child tells of it
-            logger.debug("Locks of pool processes could not be renewed for now: %s", error)
-            share = 12
-        with self._mutex:
-            for child, claim in zip(children, claims, strict=True):
+        except StoreError as error:
+            _failed(error)
+            answers = [None] * len(claims)
+        for child, claim, renewed in zip(children, claims, answers, strict=True):
+            answer = self._take_again(child, claim, time) if renewed is Renewed.GONE else renewed
+            with self._mutex:
                 if child.claim is claim:
-                    child.due = time + claim.ttl / share
-                    if claim.token in kept:
+                    child.due = time + claim.ttl / (12 if answer is None else 3)
+                    child.lost = answer is Renewed.TAKEN
+                    if answer in (Renewed.DONE, Renewed.LOST):
                         child.until = time + claim.ttl
 
-    def _take_again(self, claim: Claim, expired: bool) -> Renewed:
-        """Take again what the store has lost, if the child still counts on it; it may have no chance to do so itself."""
-        digest = self._digest(claim)
+    def _take_again(self, child: Child, claim: Claim, time: float) -> Renewed | None:
+        """Take again what the store has lost, for a child that counts on it and may have no chance itself; None: no answer."""
+        digest = self._digest(child, claim)
         if not digest:
             return Renewed.GONE
-        whole = replace(claim, digest=digest)
-        answer = self._store.retake(whole, expired, _patience([whole]))
-        if answer is Renewed.TAKEN:
-            return answer
-        if self._digest(claim) != digest:  # its body has ended meanwhile
-            self._store.release(whole, success=False)
-            return Renewed.GONE
-        logger.warning(
-            "Task %s on %s (pid %d): its lock %s was taken again for it: the store had lost it",
-            whole.task_id, whole.node, whole.pid, whole.lock,
-        )  # fmt: skip
+        whole, expired = replace(claim, digest=digest), time >= child.until
+        child.doubtful = True
+        try:
+            answer = self._store.retake(whole, expired, _patience([whole]))
+            if self._digest(child, claim) != digest:  # its body has ended meanwhile
+                self._store.release(whole, success=False)
+        except StoreError as error:
+            _failed(error)
+            return None
+        child.doubtful = False
+        if answer is not Renewed.TAKEN:
+            logger.warning(
+                "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",
+                whole.task_id, whole.node, whole.pid, whole.lock,
+            )  # fmt: skip
         return answer
 
-    def _digest(self, claim: Claim) -> str:
-        """Of the lock on which a child counts; empty: it has none for this attempt."""
-        return self._board.digest(claim.token) if self._board else ""
+
+def _failed(error: StoreError) -> None:
+    logger.debug("Locks of pool processes could not be renewed for now: %s", error)  # the child tells of it
 
 
 def _patience(claims: Sequence[Claim]) -> float:

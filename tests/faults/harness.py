@@ -293,7 +293,8 @@ class Bench:
         with self.schedule.during("child stop", frozenset({pid})) as fault:
             os.kill(pid, signal.SIGSTOP)
             yield fault
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # it may have been killed
+                os.kill(pid, signal.SIGCONT)
 
     def last(self, seconds: float, since: float | None = None) -> None:
         """Let a fault last for so long: its length is part of the case, it is not a wait for something.

@@ -37,7 +37,8 @@ class Fault:
     Arguments:
         kind: ``kill``, ``stop`` (processes), ``outage`` (the store does not serve), ``empty`` (it also lost its data),
             ``pause`` (an outage too short to lose anything; what ended meanwhile may be there for a TTL, though row 10 has
-            a closer bound), ``child stop`` (of a prefork child alone). Others excuse nothing.
+            a closer bound), ``child stop`` (of a prefork child alone),
+            ``unlock`` (by an operator). Others excuse nothing.
         at: when it began.
         until: when it was over; infinity while it is not.
         pids: whom it concerns; nobody in particular: everybody.
@@ -61,7 +62,7 @@ class Fault:
             return earliest, self.until
         if self.kind == "outage":
             return earliest, self.until + limits.heal
-        if self.kind == "empty":
+        if self.kind in ("empty", "unlock"):
             return self.at, self.until + limits.heal
         return math.inf, -math.inf
 

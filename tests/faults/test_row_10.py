@@ -83,7 +83,9 @@ def test_restarted_empty_and_alone(pool: str) -> None:
             bench.store.start()
         until(lambda: bench.ledger.events("gone") and bench.held(body), "re-taken", TTL)
         bench.measured(
-            f"10 store lost its data, alone, {pool}: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until
+            f"10 store lost its data, alone, {pool}: re-taken",
+            bench.limits.heal,
+            _back(bench, fault.until) - fault.until,
         )
         again = bench.send("retry", "a", ["sleep"], expect="once")
         bench.stay_held(TTL, body)
@@ -256,6 +258,20 @@ def test_restarted_empty_and_the_child_killed() -> None:
         fault = bench.kill_child(body["pid"])
         freed = until(lambda: bench.ledger.events("gone", run=body["run"])[1:], "freed", 3 * TTL)[0]["at"]
         bench.measured("10 store lost its data, child killed: freed", CHILD_BOUND, since(fault, freed))
+
+
+def test_unlocked_beside_a_stopped_child() -> None:
+    """What an operator took from a body that hangs is not taken again for it; it is told when it goes on."""
+    with _stopped_child(2) as (bench, body):
+        with bench.schedule.during("unlock"):
+            holder = bench.app.tasks["retry"].force_unlock("a")
+        assert holder is not None
+        assert body["task_id"] == holder.task_id
+        bench.last(10)
+        assert not bench.held(body)
+        os.kill(body["pid"], signal.SIGCONT)
+        bench.wait("lost", run=body["run"])
+        bench.go("a")
 
 
 def test_stopped_for_three_ttl_beside_a_stopped_child() -> None:

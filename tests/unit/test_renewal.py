@@ -448,7 +448,7 @@ def test_ensure_of_what_was_taken_again_by_the_main_process(
 def test_board(store: Store, listener: Listener, clock: Clock) -> None:
     """A watched lease is written down from its body's begin until its release, or its loss to another; no other is."""
     board = Board()
-    board.slot = 3
+    board.join(3)
     renewer = Renewer(store, store, Here(), listener, clock, board)
     renewer._loop = Quiet(renewer.sweep, Here(), clock)
 
@@ -462,7 +462,7 @@ def test_board(store: Store, listener: Listener, clock: Clock) -> None:
 
     def written(lease: Lease) -> bool:
         assert lease.claim is not None
-        return board.digest(lease.claim.token) == lease.claim.digest
+        return board.digest(os.getpid(), lease.claim.token) == lease.claim.digest
 
     first = lease_of("a")
     assert written(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -274,13 +275,15 @@ class Watched:
         self.store, self.board = store, Board()
         self.whole = Claim("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), watched=True)
         self.watcher = Watcher(store, self.board, clock=lambda: self.time)
+        self.watcher._thread = threading.current_thread()  # none is started
         self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0, 30.0)
         self.watcher._children[os.getpid()] = self.child
-        self.board.slot = 0
+        self.board.join(0)
         self.board.hold(self.whole.token, self.whole.digest)
 
     def renew(self, at: float = 10.0) -> None:
         self.time = at
+        os.write(self.watcher._writer, b"x")  # it does not wait
         self.watcher._turn()
 
     @property
@@ -317,7 +320,7 @@ def test_lost_data_and_expired(watched: Watched, store: Store) -> None:
 
 def test_no_lease_to_lose(watched: Watched, store: Store) -> None:
     """For a child whose body is over, or has not begun, nothing is renewed or taken; it is looked at again."""
-    watched.board.let_go(watched.whole.token)
+    watched.board.let_go()
     watched.renew()
     assert "" == watched.token
     assert [] == store.renewals
@@ -325,6 +328,47 @@ def test_no_lease_to_lose(watched: Watched, store: Store) -> None:
     watched.board.hold(watched.whole.token, watched.whole.digest)
     watched.renew(20.0)
     assert watched.whole.token == watched.token
+
+
+def test_lease_that_began_late(watched: Watched, store: Store) -> None:
+    """A child that was slow to ask for its lease has not lost it when the data are lost just after."""
+    watched.board.let_go()
+    for at in range(10, 100, 10):
+        watched.renew(float(at))
+    watched.board.hold(watched.whole.token, watched.whole.digest)
+    watched.renew(100.0)
+    assert [Renewed.DONE] == store.renew([watched.whole])
+
+
+@pytest.mark.parametrize("how", ["freed", "another's"])
+def test_lost_for_good(watched: Watched, store: Store, how: str) -> None:
+    """What an operator or another run has had is not taken again for the child, however long it goes on."""
+    store.acquire(watched.whole)
+    if how == "freed":
+        store.free(watched.whole.base, watched.whole.lock)
+    else:
+        store._records.clear()
+        store.acquire(replace(watched.whole, token="other"))
+    watched.renew()
+    store._records.clear()
+    for at in range(20, 200, 10):
+        watched.renew(float(at))
+    assert "" == watched.token
+    assert math.inf == watched.child.due
+    watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    assert not watched.child.lost
+
+
+def test_child_of_which_nothing_is_known(watched: Watched, store: Store) -> None:
+    """A child that does not share the memory, as a spawned one, is renewed for; nothing is taken again for it."""
+    watched.board.join(1)
+    watched.board._memory[:] = bytes(len(watched.board._memory))
+    store.acquire(watched.whole)
+    watched.renew()
+    assert [[watched.whole.token]] == store.renewals
+    store._records.clear()
+    watched.renew(20.0)
+    assert "" == watched.token
 
 
 def test_lease_of_another_attempt(watched: Watched) -> None:
@@ -354,7 +398,7 @@ def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> No
     retake = store.retake
 
     def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
-        watched.board.let_go(whole.token)
+        watched.board.let_go()
         return retake(whole, expired, timeout)
 
     store.retake = late  # type: ignore[method-assign]
@@ -376,40 +420,83 @@ def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store
     store.retake = retake  # type: ignore[method-assign]
     watched.renew(12.5)
     assert watched.whole.token == watched.token
+    assert not watched.child.doubtful
 
 
-def test_board_is_shared_with_children() -> None:
-    """What a child writes down, its parent reads, until it lets go of that very attempt; others' slots are their own."""
+@pytest.mark.parametrize("then", ["over", "another attempt"])
+def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str) -> None:
+    """What the store may have taken again for a body that is over by now is given back."""
+    retake = store.retake
+
+    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        retake(whole, expired, timeout)
+        raise StoreUnavailable("no answer")
+
+    store.retake = late  # type: ignore[method-assign]
+    watched.renew()
+    assert watched.whole.token == watched.token
+    watched.board.let_go()
+    if then == "another attempt":
+        watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    for at in (12.5, 13.0):
+        watched.renew(at)
+    assert "" == watched.token
+    assert [watched.whole.token] == store.releases
+    assert [] == watched.watcher._dead
+
+
+def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
+    """A lease that cannot be taken again does not touch what is known of the others that are due with it."""
+    other = Claim("b:{t}", "e" * 32, "2" * 32, 30.0, "task-2", "node", -1, watched=True)
+    store.acquire(other)
+    child = watched.watcher._children[-1] = Child(-1, 10_001, known(other), lambda: True, 10.0, 30.0)
+
+    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+        raise StoreUnavailable("away")
+
+    store.retake = away  # type: ignore[method-assign]
+    watched.renew()
+    assert (20.0, 40.0) == (child.due, child.until)
+    assert (12.5, 30.0) == (watched.child.due, watched.child.until)
+
+
+@pytest.mark.parametrize("slot", [0, 2, SLOTS - 1])
+def test_board_is_shared_with_children(slot: int) -> None:
+    """What a child writes down, its parent reads, of that child and that very attempt; others' slots are their own."""
     board = Board()
     mine, other, digest = "1" * 32, "2" * 32, "d" * 32
-    board.slot = 1
+    board.join(1)
     board.hold(other, "e" * 32)
-    for slot in (0, 2, SLOTS - 1):
-        for act, expected in [
-            (lambda: board.hold(mine, digest), digest),
-            (lambda: (board.hold(mine, digest), board.let_go(other)), digest),
-            (lambda: (board.hold(mine, digest), board.let_go(mine)), ""),
-            (lambda: (board.hold("3" * 32, digest), board.hold(mine, "f" * 32)), "f" * 32),
-            (lambda: board.hold("3" * 32, digest), ""),
-        ]:
-            pid = os.fork()
-            if not pid:
-                board.slot = slot
+    for acts, expected in [
+        ([], ""),
+        ([lambda: board.hold(mine, digest)], digest),
+        ([lambda: board.hold(mine, digest), board.let_go], ""),
+        ([lambda: board.hold(mine, digest), lambda: board.give_up(mine)], ""),
+        ([lambda: board.hold(mine, digest), lambda: board.give_up("3" * 32)], digest),
+        ([lambda: board.hold("3" * 32, digest), lambda: board.hold(mine, "f" * 32)], "f" * 32),
+        ([lambda: board.hold("3" * 32, digest)], ""),
+    ]:
+        pid = os.fork()
+        if not pid:
+            board.join(slot)
+            for act in acts:
                 act()
-                os._exit(0)
-            os.waitpid(pid, 0)
-            assert expected == board.digest(mine)
-            assert "e" * 32 == board.digest(other)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert expected == board.digest(pid, mine)
+        assert None is board.digest(pid + 1, mine)
+        assert "e" * 32 == board.digest(os.getpid(), other)
 
 
 @pytest.mark.parametrize("slot", [None, SLOTS])
 def test_process_without_a_slot(slot: int | None) -> None:
-    """What is no child of the pool, or one too many, writes nothing."""
+    """What is no child of the pool, or one too many, writes nothing: what it has is not known."""
     board = Board()
-    board.slot = slot
+    board.join(slot)
     board.hold("1" * 32, "d" * 32)
-    board.let_go("1" * 32)
-    assert "" == board.digest("1" * 32)
+    board.give_up("1" * 32)
+    board.let_go()
+    assert None is board.digest(os.getpid(), "1" * 32)
 
 
 def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Callable[[], int]) -> None:
