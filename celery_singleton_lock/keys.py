@@ -252,9 +252,13 @@ class KeyPlan:
     def _counting(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that count and differ from their default, so that a new parameter changes no old key."""
         names = bound if self.unique_on is None else [name for name in self.unique_on if name in bound]
-        forms = {name: canonical(bound[name], name) for name in names}
-        defaults = self.defaults
-        return {name: form for name, form in forms.items() if name not in defaults or _encode(form) != defaults[name]}
+        defaults, forms = self.defaults, {}
+        for name in names:
+            value = bound[name]
+            form = value if type(value) in _AS_IS else canonical(value, name)
+            if name not in defaults or _encode(form) != defaults[name]:
+                forms[name] = form
+        return forms
 
 
 def _filled(template: Sequence[Part], arguments: Mapping[str, Any]) -> list[Any]:
