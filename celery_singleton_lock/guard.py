@@ -64,7 +64,7 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
         plan.options.lock_ttl,
         request.id,
         request.hostname or gethostname(),
-        os.getpid(),
+        runtime.pid,
         attempt.watched,
     )
     return _claimed(task, request, plan, runtime, claim, body)
@@ -111,7 +111,7 @@ def _held(request: Any, plan: Plan, runtime: Runtime, lease: Lease, body: Body) 
             lease.interrupt = interrupt_here(lease.key, runtime.hub.call_in_loop)
         runtime.renewer.add(lease)
         send(signals.lock_acquired, lease.task, lease=lease)
-        result = _run(lease, body)
+        result = body() if lease.interrupt is None else _run(lease, body)
         success = True
         return result
     finally:
@@ -119,9 +119,6 @@ def _held(request: Any, plan: Plan, runtime: Runtime, lease: Lease, body: Body) 
 
 
 def _run(lease: Lease, body: Body) -> Any:
-    if lease.interrupt is None:
-        return body()
-
     def unless_lost() -> Any:
         if lease.lost:  # before the interrupt was armed
             raise LockLost(lease.key)
