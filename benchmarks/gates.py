@@ -8,3 +8,5 @@ REACHED = "benchmarks:reached"
 OPEN = "benchmarks:open"
 #: What a batch took.
 DONE = "benchmarks:done"
+#: What timers have taken.
+TIMED = "benchmarks:timed"

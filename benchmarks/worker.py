@@ -10,8 +10,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.gates import DONE, OPEN, REACHED
+from benchmarks.gates import DONE, OPEN, REACHED, TIMED
 from benchmarks.stage import Stage
+from benchmarks.timers import Taken
 from tests.servers import Process, new_directory, remove_directory, until
 
 
@@ -35,10 +36,12 @@ class Worker:
         stage: whose servers it uses.
         pool: Celery's name of the pool.
         concurrency: how many bodies at once.
+        timers: whether parts of what it does are timed (see `timers`), which costs time itself.
     """
 
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1) -> None:
+    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, timers: bool = False) -> None:
         self._stage = stage
+        self._timers = timers
         self._concurrency = concurrency
         self._queue = f"benchmarks-{pool}"
         self._directory = new_directory("worker")
@@ -62,6 +65,7 @@ class Worker:
             "BENCHMARKS_BROKER": self._stage.broker.url(),
             "BENCHMARKS_STORE": self._stage.store.url(),
             "BENCHMARKS_COMMANDS": json.dumps(self._stage.commands),
+            "BENCHMARKS_TIMERS": "1" if self._timers else "",
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONWARNINGS": "ignore",
             "C_FORCE_ROOT": "1",
@@ -85,6 +89,12 @@ class Worker:
         self._stage.broker_client.rpush(OPEN, 1)
         drained, cpu = json.loads(self._answer(DONE))
         return Drained(published / size, drained / size, cpu / size)
+
+    def timed(self) -> dict[str, Taken]:
+        """What the timers took since this was asked last, by part."""
+        self._stage.app.send_task("benchmarks.timed", queue=self._queue)
+        found: dict[str, Taken] = json.loads(self._answer(TIMED))
+        return found
 
     def _close_gates(self, size: int) -> None:
         self._stage.broker_client.delete(REACHED)

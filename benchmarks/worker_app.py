@@ -16,9 +16,12 @@ from redis import Redis
 from benchmarks.gates import DONE, OPEN, REACHED
 from benchmarks.raw import RawSocket
 from benchmarks.tasks import WIRE, add_tasks, declare, make_app
+from benchmarks.timers import COMMANDS, install, timed
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
 client = Redis.from_url(os.environ["BENCHMARKS_BROKER"])
+#: Whether this worker is there to tell where the time goes.
+TIMERS = bool(os.environ.get("BENCHMARKS_TIMERS"))
 
 
 class Batch:
@@ -73,7 +76,8 @@ def body(number: int, account: str, seconds: float = 1.0) -> None:
 def exchange() -> Callable[[], None]:
     """What sends the commands of a lock cycle, over a connection of this process's own."""
     commands = json.loads(os.environ["BENCHMARKS_COMMANDS"])
-    return RawSocket(int(os.environ["BENCHMARKS_STORE"].rpartition(":")[2].partition("/")[0])).all_of(commands)
+    both = RawSocket(int(os.environ["BENCHMARKS_STORE"].rpartition(":")[2].partition("/")[0])).all_of(commands)
+    return timed(COMMANDS, both) if TIMERS else both
 
 
 def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
@@ -82,5 +86,7 @@ def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
     batch.arrived()
 
 
-declare(app, WIRE.replace(" ", "-"), None, over_the_wire)
+floor = declare(app, WIRE.replace(" ", "-"), None, over_the_wire)
 tasks = add_tasks(app, body)
+if TIMERS:
+    install(app, [floor.name, *(task.name for task in tasks.values())], client.rpush)
