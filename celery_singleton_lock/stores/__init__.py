@@ -33,8 +33,9 @@ class Claim:
     node: str = ""
     pid: int = 0
     watched: bool = False
-    #: What a store keeps here, ready to be sent.
+    #: What a store keeps here, ready to be sent, and what of it for renewals.
     packed: Any = field(default=None, init=False, repr=False, compare=False)
+    packed_renewal: Any = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def lock(self) -> str:

@@ -118,12 +118,6 @@ class _Deadline:
     def _connect(self) -> Any:
         return _Socket(super()._connect(), self)  # type: ignore[misc]
 
-    def be_patient(self) -> None:
-        """Leave time for the next step: a body that keeps the GIL may have eaten all there was."""
-        soonest = time.monotonic() + GRACE
-        if self.deadline < soonest:
-            self.deadline = soonest
-
 
 class RedisStore:
     """The `LockStore` verbs on a Redis or Valkey server.
@@ -143,25 +137,23 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        words = _words_of(claim)
         more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "")
-        answer, *holder = self._run("acquire", words.keys + words.ended + words.args + more, timeout)
+        answer, *holder = self._run("acquire", (claim.packed or _words_of(claim)) + more, timeout)
         return _GRANTED if answer == "granted" else Verdict(Answer(answer), _holder(holder) if holder else None)
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
-        words = [claim.packed or _words_of(claim) for claim in claims]
-        packed = b"".join([each.keys for each in words] + [each.args for each in words])
+        words = [claim.packed_renewal or _renewal_of(claim) for claim in claims]
+        packed = b"".join([keys for keys, _ in words] + [args for _, args in words])
         return [_RENEWED[answer] for answer in self._run("renew", packed, timeout, len(words))]
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
-        words = _words_of(claim)
+        keys, args = _renewal_of(claim)
         more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "", "1" if expired else "")
-        return _RENEWED[self._run("retake", words.keys + words.args + more, timeout)]
+        return _RENEWED[self._run("retake", keys + args + more, timeout)]
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
-        words = _words_of(claim)
-        more = _packed("1" if success else "")
-        return bool(self._run("release", words.keys + words.ended + words.args + more, timeout))
+        words: bytes = claim.packed or _words_of(claim)
+        return bool(self._run("release", words + (_YES if success else _NO), timeout))
 
     def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -223,7 +215,8 @@ class RedisStore:
         finally:
             if held:
                 self._free.append(held[0])  # with no call of Python code before, in which an exception could strike
-                self._ring()
+                if self._bell.locked():  # else it has rung already, and nobody heard it
+                    self._ring()
 
     def _check_out(self, held: list[_Slot], deadline: float) -> None:
         """Move a free slot into this list; of several threads that wait for one, those behind the first wait at the gate.
@@ -247,9 +240,8 @@ class RedisStore:
             raise TimeoutError("no connection to the store was free in time")
 
     def _ring(self) -> None:
-        if self._bell.locked():  # else it has rung already, and nobody heard it
-            with suppress(RuntimeError):  # another thread was quicker
-                self._bell.release()
+        with suppress(RuntimeError):  # another thread was quicker
+            self._bell.release()
 
     def _talk(self, slot: _Slot, command: bytes, deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
@@ -260,7 +252,7 @@ class RedisStore:
             slot.connection = self._connect()
         slot.connection.deadline = deadline
         try:
-            reply = _sent(slot.connection, command)
+            reply = _sent(slot.connection, command, deadline)
         except exceptions.ResponseError as error:
             slot.dirty = isinstance(error, exceptions.ReadOnlyError)  # look for the new master then
             raise
@@ -291,25 +283,22 @@ def _left(deadline: float) -> float:
     return left if left > 0.001 else 0.001
 
 
-def _sent(connection: Any, command: bytes) -> Any:
+def _sent(connection: Any, command: bytes, deadline: float) -> Any:
+    """The reply. Each step has `GRACE` at least: a body that keeps the GIL may have eaten all the time there was."""
     for once_more in (True, False):
         if connection._sock is None:
             connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
         try:
-            return _asked(connection, command)
+            connection.deadline = max(deadline, time.monotonic() + GRACE)
+            connection.send_packed_command([command])
+            connection.deadline = max(deadline, time.monotonic() + GRACE)
+            return connection.read_response()
         except _DENIED:
             raise
         except exceptions.ConnectionError:  # closed by the server, most likely since it was used last
             connection.disconnect()
             if not once_more:
                 raise
-
-
-def _asked(connection: Any, command: bytes) -> Any:
-    connection.be_patient()
-    connection.send_packed_command([command])
-    connection.be_patient()
-    return connection.read_response()
 
 
 @lru_cache(maxsize=256)
@@ -320,23 +309,20 @@ def _head(verb: str, name: str, times: int) -> bytes:
     return b"*%d\r\n%b" % (3 + keys + args, _packed(verb, script.sha if verb == "EVALSHA" else script.text, keys))
 
 
-class _Words:
-    """What several scripts take of a claim, in RESP."""
-
-    __slots__ = ("args", "ended", "keys")
-
-    def __init__(self, claim: Claim) -> None:
-        self.keys = _packed(claim.lock if claim.digest else claim.attempt, claim.attempt)
-        self.ended = _packed(claim.ended)
-        self.args = _packed(claim.token, _ms(claim.ttl))
+def _words_of(claim: Claim) -> bytes:
+    """The words that acquiring and releasing begin with, made once for both."""
+    attempt = claim.attempt
+    lock = claim.lock if claim.digest else attempt
+    claim.packed = words = _packed(lock, attempt, claim.ended, claim.token, _ms(claim.ttl))
+    return words
 
 
-def _words_of(claim: Claim) -> _Words:
-    """These words, made once for all calls."""
-    found: _Words | None = claim.packed
-    if found is None:
-        found = claim.packed = _Words(claim)
-    return found
+def _renewal_of(claim: Claim) -> tuple[bytes, bytes]:
+    """Keys and other words of a renewal, made once for all."""
+    attempt = claim.attempt
+    keys = _packed(claim.lock if claim.digest else attempt, attempt)
+    claim.packed_renewal = words = keys, _packed(claim.token, _ms(claim.ttl))
+    return words
 
 
 def _packed(*words: object) -> bytes:
@@ -348,6 +334,9 @@ def _packed(*words: object) -> bytes:
             text = text.encode("utf-8", "backslashreplace").decode("latin-1")
         packed += f"${len(text)}\r\n{text}\r\n"
     return packed.encode("latin-1")
+
+
+_YES, _NO = _packed("1"), _packed("")
 
 
 def _ms(seconds: float) -> int:
