@@ -73,6 +73,9 @@ _SCRIPTS = {
 }
 _GRANTED = Verdict(Answer.GRANTED)
 _RENEWED = {answer.value: answer for answer in Renewed}
+#: What scripts answer most often, as it comes: to these no parser is needed.
+_KNOWN: dict[Any, Any] = {b"*1\r\n$7\r\ngranted\r\n": ["granted"], b":0\r\n": 0}
+_LOOK_AHEAD = 4096  # bytes; less than redis-py's parsers read at once
 
 
 class _Socket:
@@ -81,15 +84,37 @@ class _Socket:
     def __init__(self, sock: Any, connection: Any) -> None:
         self._sock = sock
         self._connection = connection
+        self._seen: Any = None  # what the next reading meets: bytes or an error; None: nothing has been looked at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def recv(self, *args: Any) -> Any:
-        return self._bounded().recv(*args)
+    def answer(self) -> Any:
+        """The next reply, if that is one of `_KNOWN`; if not, None, and the reply is still there to be read."""
+        try:
+            seen = self._bounded().recv(_LOOK_AHEAD)
+        except OSError as error:
+            self._seen = error
+            return None
+        known = _KNOWN.get(seen)
+        if known is None:
+            self._seen = seen
+        return known
 
-    def recv_into(self, *args: Any) -> Any:
-        return self._bounded().recv_into(*args)
+    def recv(self, *args: Any) -> Any:
+        seen, self._seen = self._seen, None
+        if isinstance(seen, OSError):
+            raise seen
+        if seen is None:
+            seen = self._bounded().recv(*args)
+        return seen
+
+    def recv_into(self, buffer: Any) -> int:
+        if self._seen is None:
+            return int(self._bounded().recv_into(buffer))
+        seen = self.recv(_LOOK_AHEAD)
+        buffer[: len(seen)] = seen
+        return len(seen)
 
     def sendall(self, *args: Any) -> Any:
         return self._bounded().sendall(*args)
@@ -292,7 +317,8 @@ def _sent(connection: Any, command: bytes, deadline: float) -> Any:
             connection.deadline = max(deadline, time.monotonic() + GRACE)
             connection.send_packed_command([command])
             connection.deadline = max(deadline, time.monotonic() + GRACE)
-            return connection.read_response()
+            known = connection._sock.answer()
+            return connection.read_response() if known is None else known
         except _DENIED:
             raise
         except exceptions.ConnectionError:  # closed by the server, most likely since it was used last
