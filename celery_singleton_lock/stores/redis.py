@@ -163,8 +163,11 @@ class RedisStore:
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "")
-        answer, *holder = self._run("acquire", (claim.packed or _words_of(claim)) + more, timeout)
-        return _GRANTED if answer == "granted" else Verdict(Answer(answer), _holder(holder) if holder else None)
+        reply = self._run("acquire", (claim.packed or _words_of(claim)) + more, timeout)
+        if reply[0] == "granted":
+            return _GRANTED
+        answer, *holder = reply
+        return Verdict(Answer(answer), _holder(holder) if holder else None)
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         words = [claim.packed_renewal or _renewal_of(claim) for claim in claims]
@@ -356,10 +359,11 @@ def _packed(*words: object) -> bytes:
     packed = ""
     for word in words:
         text = str(word)
-        if not text.isascii():  # the length is counted in bytes, of which each is a character of Latin-1
-            text = text.encode("utf-8", "backslashreplace").decode("latin-1")
         packed += f"${len(text)}\r\n{text}\r\n"
-    return packed.encode("latin-1")
+    if packed.isascii():
+        return packed.encode()
+    raw = [str(word).encode("utf-8", "backslashreplace") for word in words]  # lengths are counted in bytes
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
 _YES, _NO = _packed("1"), _packed("")
