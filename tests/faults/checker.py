@@ -61,7 +61,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
     lost = [event for event in events if event["what"] == "lost"]
     found = [
         *_overlaps(bodies, lost, faults, limits),
-        *_lost_without_fault(bodies, lost, faults, limits),
+        *_lost_without_fault(events, bodies, lost, faults, limits),
         *_promises(events, bodies),
         *_leases(events, bodies, faults, limits),
         *_store(events, limits),
@@ -134,12 +134,21 @@ def _awake(pid: int, at: float, faults: list[Fault]) -> float:
 
 
 def _lost_without_fault(
-    bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
+    events: Sequence[Event], bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
     runs = {body.run: body for body in bodies}
+    begun = [(body.key, body.run, body.start, body.end) for body in bodies]
+    begun += [(e["key"], e["run"], e["at"], e["at"]) for e in events if "take" in e.get("does", ())]
+
+    def explains(fault: Fault, body: Body, at: float) -> bool:
+        """Of lost data alone nobody has to be told: somebody else must have been there."""
+        others = [start <= at + limits.slack and fault.at <= end for key, run, start, end in begun
+                  if key == body.key and run != body.run]  # fmt: skip
+        return _explains(fault, body, at, faults, limits) and (fault.kind != "empty" or any(others))
+
     for event in lost:
         body = runs.get(event["run"])
-        if body is None or not any(_explains(fault, body, event["at"], faults, limits) for fault in faults):
+        if body is None or not any(explains(fault, body, event["at"]) for fault in faults):
             yield Violation("lost", f"{event['run']} at {event['at']:.2f}: no fault explains it")
 
 

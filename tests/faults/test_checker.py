@@ -96,8 +96,8 @@ def test_excused_from_expiry_on(fault: Fault, start: float, verdict: set[str]) -
 )
 def test_excused_until(fault: Fault, last: float) -> None:
     """A stop excuses until its end; a store's absence until its return, and the time that renewers need to come by."""
-    before = [*body("a", 0, 60), lost("a", fault.until + 2), *body("b", last + 0.2, 60, pid=2)]
-    after = [*body("a", 0, 60), lost("a", fault.until + 2), *body("b", last + 0.4, 60, pid=2)]
+    before = [*body("a", 0, 60), lost("a", last + 0.3), *body("b", last + 0.2, 60, pid=2)]
+    after = [*body("a", 0, 60), lost("a", last + 0.3), *body("b", last + 0.4, 60, pid=2)]
     assert set() == found(before, fault)
     assert {"overlap"} == found(after, fault)
 
@@ -107,7 +107,7 @@ def test_after_an_excused_overlap() -> None:
     events = [*body("a", 0, 60), *body("b", 11, 20, pid=2), *body("c", 25, 30, pid=3)]
     assert set() == found([*events, lost("a", 13)], EMPTY)
     assert {"overlap"} <= found(events, EMPTY)
-    assert {"overlap"} == found([*body("a", 0, 60), *body("c", 25, 30, pid=3), lost("a", 13)], EMPTY)
+    assert {"overlap", "lost"} == found([*body("a", 0, 60), *body("c", 25, 30, pid=3), lost("a", 13)], EMPTY)
 
 
 def test_lost_data_excuse_at_once() -> None:
@@ -164,6 +164,21 @@ def test_lost_without_fault() -> None:
 def test_lost_at_the_wrong_time(at: float, verdict: set[str]) -> None:
     """A fault explains losses from the earliest expiry until everybody has been told."""
     assert verdict == found([*body("a", 0, 60), lost("a", at)], STOP)
+
+
+@pytest.mark.parametrize(
+    ("other", "verdict"),
+    [
+        ([], {"lost"}),
+        (body("b", 5, 9, pid=2), {"lost"}),
+        (body("b", 11, 12, pid=2), set()),
+        ([store(11, "acquire", "b", "take")], set()),
+        (body("b", 11, 12, pid=2, key="another"), {"lost"}),
+    ],
+)
+def test_lost_with_the_data(other: list[Event], verdict: set[str]) -> None:
+    """Data that were lost explain a loss only where somebody else came before the lease was taken again."""
+    assert verdict == found([*body("a", 10, 60), lost("a", 13), *other], EMPTY)
 
 
 # -- what was promised -----------------------------------------------------------------------------
