@@ -9,7 +9,7 @@ from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Spread, median_of
 from benchmarks.stage import Stage
-from benchmarks.tasks import BARE, ONCE, OURS, SINGLETON, WIRE
+from benchmarks.tasks import BARE, LEAST, ONCE, OURS, SINGLETON, WIRE
 from benchmarks.worker import Drained, Worker
 
 POOLS = ("solo", "prefork")
@@ -18,7 +18,9 @@ HOW = (
     "in the pool, results ignored, log level WARNING, locks in a store of their own. Added: less the bare "
     "task's of the same round. The peers take their lock when they publish, this library when the task runs. "
     "The bare task whose body sends the same two commands over a raw socket is the floor: between two "
-    "tasks processes sleep and caches cool, so that they cost more than in a loop. "
+    "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
+    "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
+    "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
     "CPU is that of the process that runs the bodies."
 )
 
@@ -27,9 +29,9 @@ class Batches:
     """Batches of each kind, round by round, and the raw-socket cycle beside them."""
 
     def __init__(self, stage: Stage, pool: str) -> None:
-        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, WIRE)}
+        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, WIRE, LEAST)}
         self.raw: list[float] = []
-        tasks, size = {**stage.tasks, WIRE: stage.wire}, stage.few(50, 20)
+        tasks, size = {**stage.tasks, WIRE: stage.wire, LEAST: stage.least}, stage.few(50, 20)
         kinds = list(tasks)
         with Worker(stage, pool) as worker, stage.socket() as raw:
             cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))

@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import OURS, SCALARS, WIRE, add_tasks, declare, ignored, make_app, nothing
+from benchmarks.tasks import LEAST, OURS, SCALARS, WIRE, add_tasks, declare, ignored, make_app, nothing
 from benchmarks.tracer import around_body
 from tests.integration.monitor import Monitor
 from tests.servers import RedisServer
@@ -60,6 +60,11 @@ class Stage:
     def wire(self) -> Any:
         """The task of workers that stands for the floor."""
         return declare(self.app, WIRE.replace(" ", "-"), None, nothing)
+
+    @cached_property
+    def least(self) -> Any:
+        """The task of workers whose lock takes the least Python."""
+        return declare(self.app, LEAST.replace(" ", "-"), None, nothing)
 
     @cached_property
     def commands(self) -> list[list[str]]:

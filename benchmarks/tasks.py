@@ -18,6 +18,8 @@ SCALARS = (1042, "account-17", 0.0)
 BARE, OURS, ONCE, SINGLETON = "bare task", "this library", "celery-once", "celery-singleton"
 #: A bare task of workers alone, whose body sends what the library would send, over a raw socket.
 WIRE = "bare task, raw socket"
+#: The same, with the least Python that makes these commands anew for each task.
+LEAST = "bare task, least Python"
 
 
 def make_app(broker: str, store: str) -> Celery:
@@ -62,9 +64,10 @@ def add_tasks(app: Celery, body: Callable[[int, str, float], None]) -> dict[str,
     return {kind: app.tasks[f"benchmarks.{kind.replace(' ', '-')}"] for kind in bases}
 
 
-def declare(app: Celery, name: str, base: Any, body: Callable[..., object]) -> Any:
+def declare(app: Celery, name: str, base: Any, body: Callable[..., object], **options: Any) -> Any:
     """Declare a task of this app alone; without a base class it is a plain one."""
-    options = {} if base is None else {"base": base}
+    if base is not None:
+        options["base"] = base
     return app.task(name=f"benchmarks.{name}", shared=False, **options)(body)
 
 

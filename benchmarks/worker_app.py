@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from functools import cache
 from itertools import count
+from typing import Any
 
 from celery import Celery
 from redis import Redis
 
 from benchmarks.gates import DONE, OPEN, REACHED
+from benchmarks.least import Least
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import WIRE, add_tasks, declare, make_app
+from benchmarks.tasks import LEAST, WIRE, add_tasks, declare, make_app
 from benchmarks.timers import COMMANDS, install, timed
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
@@ -72,11 +74,20 @@ def body(number: int, account: str, seconds: float = 1.0) -> None:
     batch.arrived()
 
 
+def _port() -> int:
+    return int(os.environ["BENCHMARKS_STORE"].rpartition(":")[2].partition("/")[0])
+
+
+@cache
+def least() -> Least:
+    """What takes locks with the least Python, over a connection of this process's own."""
+    return Least(_port(), json.loads(os.environ["BENCHMARKS_COMMANDS"]))
+
+
 @cache
 def exchange() -> Callable[[], None]:
     """What sends the commands of a lock cycle, over a connection of this process's own."""
-    commands = json.loads(os.environ["BENCHMARKS_COMMANDS"])
-    both = RawSocket(int(os.environ["BENCHMARKS_STORE"].rpartition(":")[2].partition("/")[0])).all_of(commands)
+    both = RawSocket(_port()).all_of(json.loads(os.environ["BENCHMARKS_COMMANDS"]))
     return timed(COMMANDS, both) if TIMERS else both
 
 
@@ -86,7 +97,15 @@ def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
     batch.arrived()
 
 
+def with_least(self: Any, number: int, account: str, seconds: float = 1.0) -> None:
+    """Do nothing, under a lock that takes the least Python."""
+    held = least().acquire(self.request.id, (number, account, seconds))
+    least().release(*held)
+    batch.arrived()
+
+
 floor = declare(app, WIRE.replace(" ", "-"), None, over_the_wire)
+declare(app, LEAST.replace(" ", "-"), None, with_least, bind=True)
 tasks = add_tasks(app, body)
 if TIMERS:
     install(app, [floor.name, *(task.name for task in tasks.values())], client.rpush)
