@@ -270,7 +270,8 @@ def test_unlocked_beside_a_stopped_child() -> None:
         bench.last(10)
         assert not bench.held(body)
         os.kill(body["pid"], signal.SIGCONT)
-        bench.wait("lost", run=body["run"])
+        woken = now()
+        bench.measured("10 unlocked beside a stopped child: told after waking", 1.5, bench.wait("lost")["at"] - woken)
         bench.go("a")
 
 
