@@ -57,8 +57,8 @@ MUTANTS = (
     Mutant(
         "owner check at renewal",
         "stores/renew.lua",
-        "if owner == ARGV[i] then",
-        "if owner then",
+        "if has[1] == ARGV[i] then",
+        "if has[1] then",
         "test_row_07.py::test_whole_worker[threads]",
     ),
     Mutant(
@@ -153,14 +153,14 @@ MUTANTS = (
     Mutant(
         "the main process takes a lost lease again",
         "watch.py",
-        "                if answer is Renewed.GONE:\n",
-        "                if False:\n",
+        "self._take_again(child, claim, time) if renewed is Renewed.GONE else renewed",
+        "renewed",
         "test_row_10.py::test_restarted_empty_under_a_kept_gil",
     ),
     Mutant(
         "the main process takes nothing for a body that is over",
         "renewal.py",
-        "            self._board.let_go(claim.token)",
+        "            self._board.let_go()",
         "            pass",
         "test_row_10.py::test_restarted_empty_and_the_body_over",
     ),
