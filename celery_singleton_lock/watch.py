@@ -36,7 +36,7 @@ class Child:
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
         until: when its lease has expired, unless the child renewed it.
         lost: whether another had the attempt's lock, or an operator took it; then the child alone may find out.
-        doubtful: whether the store may have taken it again, though it has not said so.
+        doubt: an attempt whose lease the store may have taken again, though it has not said so.
     """
 
     pid: int
@@ -46,7 +46,7 @@ class Child:
     due: float
     until: float
     lost: bool = False
-    doubtful: bool = False
+    doubt: Claim | None = None
 
 
 class Watcher:
@@ -199,9 +199,9 @@ class Watcher:
 
     def _clear_doubt(self, child: Child, time: float) -> None:
         """Give back what may have been taken again for an attempt whose body is over."""
-        if child.doubtful:
-            child.doubtful = False
-            self._dead.append(replace(child, due=time, until=time + child.claim.ttl))
+        if child.doubt is not None:
+            self._dead.append(replace(child, claim=child.doubt, due=time, until=time + child.doubt.ttl))
+            child.doubt = None
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
         claims = [child.claim for child in children]
@@ -226,7 +226,7 @@ class Watcher:
         if not digest:
             return Renewed.GONE
         whole, expired = replace(claim, digest=digest), time >= child.until
-        child.doubtful = True
+        child.doubt = claim
         try:
             answer = self._store.retake(whole, expired, _patience([whole]))
             if self._digest(child, claim) != digest:  # its body has ended meanwhile
@@ -234,7 +234,7 @@ class Watcher:
         except StoreError as error:
             _failed(error)
             return None
-        child.doubtful = False
+        child.doubt = None
         if answer is not Renewed.TAKEN:
             logger.warning(
                 "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",

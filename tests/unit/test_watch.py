@@ -420,13 +420,29 @@ def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store
     store.retake = retake  # type: ignore[method-assign]
     watched.renew(12.5)
     assert watched.whole.token == watched.token
-    assert not watched.child.doubtful
+    assert watched.child.doubt is None
 
 
-@pytest.mark.parametrize("then", ["over", "another attempt"])
+@pytest.mark.parametrize("then", ["over", "another attempt", "another attempt meanwhile"])
 def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str) -> None:
-    """What the store may have taken again for a body that is over by now is given back."""
-    retake = store.retake
+    """What the store may have taken again for a body that is over is given back, and nothing of the child's next attempt."""
+    looks: list[str] = []
+    digest = watched.board.digest
+
+    def looked(pid: int, token: str) -> str | None:
+        found = digest(pid, token)
+        looks.append(token)
+        if then == "another attempt meanwhile" and looks == [watched.whole.token] * 2:
+            go_on()
+        return found
+
+    watched.board.digest = looked  # type: ignore[method-assign]
+    retake, following = store.retake, replace(watched.whole, token="1" * 32, digest="e" * 32)
+
+    def go_on() -> None:
+        watched.board.let_go()
+        if then != "over":
+            watched.watcher.accepted(os.getpid(), known(following), lambda: True)
 
     def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
         retake(whole, expired, timeout)
@@ -435,14 +451,16 @@ def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str
     store.retake = late  # type: ignore[method-assign]
     watched.renew()
     assert watched.whole.token == watched.token
-    watched.board.let_go()
-    if then == "another attempt":
-        watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
-    for at in (12.5, 13.0):
+    if then != "another attempt meanwhile":
+        go_on()
+    for at in (12.5, 20.0, 20.5):
         watched.renew(at)
+        if then != "over":
+            store.acquire(following)  # it is slow to ask
     assert "" == watched.token
     assert [watched.whole.token] == store.releases
     assert [] == watched.watcher._dead
+    assert held(store, following) == (then != "over")
 
 
 def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
