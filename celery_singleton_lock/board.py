@@ -17,22 +17,24 @@ _SIZE = _GIVEN_UP + _TOKEN
 
 
 class Board:
-    """To be made before the children are forked. Each part of a slot has one thread that writes it, and is never locked."""
+    """To be made before the children are forked. Each process writes a slot of its own."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, SLOTS * _SIZE)
         self._at: int | None = None
+        self._pid = 0  # of the process that writes
 
     def join(self, number: int | None) -> None:
         """Write from now on, as this child.
 
         Arguments:
-            number: among those that live at the same time; None: this process is no child.
+            number: among those that live at the same time; None: this process is no child. One that a child has forked, and that
+                has its number, does not write.
         """
-        self._at = None
-        if number is not None and number < SLOTS:
-            at = self._at = number * _SIZE
-            self._memory[at : at + _SIZE] = _name(os.getpid()) + bytes(_SIZE - _PID)
+        of_a_child, self._at = self._pid not in (0, os.getpid()), None  # which has its number, too
+        if number is not None and number < SLOTS and not of_a_child:
+            self._at, self._pid = number * _SIZE, os.getpid()
+            self._write(0, _name(self._pid) + bytes(_SIZE - _PID))
 
     def hold(self, token: str, digest: str) -> None:
         """The body's thread has the lease of this token, on the lock of this digest."""

@@ -276,7 +276,7 @@ class Renewer:
                 return
             sent_at = self._clock()
             try:
-                answer = self._store.retake(lease.claim, timeout=_patience([lease], sent_at))
+                answer, taken = self._store.retake(lease.claim, timeout=_patience([lease], sent_at))
             except StoreError as error:
                 self._failed([lease], error, sent_at)
                 return
@@ -284,7 +284,7 @@ class Renewer:
                 lease.renewed(sent_at)
         if answer is not Renewed.DONE:
             self._ended(lease, answer)
-        if answer is not Renewed.TAKEN:
+        if taken:
             tell(self._hub, partial(self._listener.retaken, lease))
 
     def _failed(self, leases: Sequence[Lease], error: StoreError, sent_at: float) -> None:

@@ -52,7 +52,7 @@ class Runtime:
 
     def forget(self) -> None:
         """Give up file descriptors that came with a fork."""
-        watcher = self.__dict__.get("watcher")
+        watcher = self.__dict__.pop("watcher", None)
         if watcher is not None:
             watcher.close()
 

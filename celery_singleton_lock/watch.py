@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal import BATCH
 from celery_singleton_lock.stores import Claim, LockStore, Renewed
@@ -184,11 +184,13 @@ class Watcher:
     def _is_holding(self, child: Child, time: float) -> bool:
         """Whether there is a lease to renew; if not, nothing is due for a while, or until the child is given another attempt."""
         claim, going = child.claim, child.going()
-        if going and not child.lost and self._digest(child, claim) != "":
+        digest = self._digest(child, claim)
+        if going and not child.lost and digest != "":
             return True
         with self._mutex:
             if child.claim is claim:
-                self._clear_doubt(child, time)
+                if digest == "":
+                    self._clear_doubt(child, time)
                 child.due = time + claim.ttl / 3 if going and not child.lost else math.inf
                 child.until = time + claim.ttl * 4 / 3
         return False
@@ -211,8 +213,12 @@ class Watcher:
         except StoreError as error:
             _failed(error)
             answers = [None] * len(claims)
+        away = False
         for child, claim, renewed in zip(children, claims, answers, strict=True):
-            answer = self._take_again(child, claim, time) if renewed is Renewed.GONE else renewed
+            answer = renewed
+            if renewed is Renewed.GONE:
+                answer = None if away else self._take_again(child, claim, time)
+                away = answer is None
             with self._mutex:
                 if child.claim is claim:
                     child.due = time + claim.ttl / (12 if answer is None else 3)
@@ -228,14 +234,15 @@ class Watcher:
         whole, expired = replace(claim, digest=digest), time >= child.until
         child.doubt = claim
         try:
-            answer = self._store.retake(whole, expired, _patience([whole]))
+            answer, taken = self._store.retake(whole, expired, _patience([whole]))
             if self._digest(child, claim) != digest:  # its body has ended meanwhile
                 self._store.release(whole, success=False)
+                taken = False
         except StoreError as error:
             _failed(error)
-            return None
+            return None if isinstance(error, StoreUnavailable) else Renewed.GONE
         child.doubt = None
-        if answer is not Renewed.TAKEN:
+        if taken:
             logger.warning(
                 "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",
                 whole.task_id, whole.node, whole.pid, whole.lock,

@@ -97,8 +97,11 @@ class LockStore(Protocol):
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         """Put off the expiry of those that these tokens own."""
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
-        """Take again what is gone while its body goes on, unless another token is there; `expired` makes that a loss."""
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
+        """Take again what is gone while its body goes on, unless another token is there; `expired` makes that a loss.
+
+        Answers what has become of it, never that it is gone, and whether this very call has taken it.
+        """
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""

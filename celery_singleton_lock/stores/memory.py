@@ -78,15 +78,15 @@ class MemoryStore:
             attempt.expires = record.expires
         return Renewed.LOST if record.lost else Renewed.DONE
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         with self._mutex:
             record = self._alive(claim.lock)
             if (record and record.token != claim.token) or self._alive(claim.attempt, token=""):
-                return Renewed.TAKEN
+                return Renewed.TAKEN, False
             lost = record.lost if record else expired or self._alive(claim.ran) is not None
             self._grant(claim)
             self._records[claim.lock].lost = lost
-            return Renewed.LOST if lost else Renewed.DONE
+            return (Renewed.LOST if lost else Renewed.DONE), record is None
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         with self._mutex:

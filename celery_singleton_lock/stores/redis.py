@@ -104,7 +104,10 @@ class _Socket:
     def recv(self, *args: Any) -> Any:
         seen, self._seen = self._seen, None
         if isinstance(seen, OSError):
-            raise seen
+            try:
+                raise seen
+            finally:
+                del seen  # which would keep this frame, and all below, in a cycle
         if seen is None:
             seen = self._bounded().recv(*args)
         return seen
@@ -174,10 +177,11 @@ class RedisStore:
         packed = b"".join([keys for keys, _ in words] + [args for _, args in words])
         return [_RENEWED[answer] for answer in self._run("renew", packed, timeout, len(words))]
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         keys, args = _renewal_of(claim)
         more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "", "1" if expired else "")
-        return _RENEWED[self._run("retake", keys + args + more, timeout)]
+        answer, taken = self._run("retake", keys + args + more, timeout)
+        return _RENEWED[answer], bool(taken)
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
         words: bytes = claim.packed or _words_of(claim)

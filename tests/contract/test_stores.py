@@ -195,7 +195,7 @@ def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
     store.acquire(one)
     backing.lose()
     assert [Renewed.GONE] == store.renew([one])
-    assert [Renewed.DONE] * 2 == [store.retake(one), store.retake(one)]
+    assert [(Renewed.DONE, True), (Renewed.DONE, False)] == [store.retake(one), store.retake(one)]
     holder = store.holder(one.lock)
     assert holder is not None
     assert (one.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
@@ -211,7 +211,7 @@ def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> Non
     store.acquire(one)
     backing.lose()
     store.acquire(other)
-    assert Renewed.TAKEN is store.retake(one)
+    assert (Renewed.TAKEN, False) == store.retake(one)
     assert [Renewed.GONE, Renewed.DONE] == store.renew([known(one), known(other)])
 
 
@@ -236,7 +236,7 @@ def test_another_came_and_went(backing: Backing, claim: MakeClaim, ended: Callab
     store.acquire(other)
     ended(store, other)
     backing.wait(29)
-    assert [Renewed.LOST] * 2 == [store.retake(one), store.retake(one)]
+    assert [(Renewed.LOST, True), (Renewed.LOST, False)] == [store.retake(one), store.retake(one)]
     backing.wait(29)
     assert [Renewed.LOST] * 2 == store.renew([one, known(one)])
     assert not granted(store, other if ended is _freed else claim())
@@ -249,7 +249,7 @@ def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None
     store.release(before, success=True)
     store.acquire(one)
     backing.lose(one.lock)
-    assert Renewed.DONE is store.retake(one)
+    assert (Renewed.DONE, True) == store.retake(one)
 
 
 def test_expired_is_lost(backing: Backing, claim: MakeClaim) -> None:
@@ -257,7 +257,7 @@ def test_expired_is_lost(backing: Backing, claim: MakeClaim) -> None:
     store, one = backing.store, claim(watched=True)
     store.acquire(one)
     backing.wait(31)
-    assert Renewed.LOST is store.retake(one, expired=True)
+    assert (Renewed.LOST, True) == store.retake(one, expired=True)
     assert [Renewed.LOST] == store.renew([one])
 
 
@@ -266,7 +266,7 @@ def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
     one = claim()
     store.acquire(one)
     store.free(one.base, one.lock)
-    assert Renewed.TAKEN is store.retake(one)
+    assert (Renewed.TAKEN, False) == store.retake(one)
     assert store.holder(one.lock) is None
 
 
@@ -279,7 +279,7 @@ def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
             backing.lose()
     backing.store.release(other, success=True)
     assert [other.ran] == backing.keys()
-    assert Renewed.LOST is backing.store.retake(one)
+    assert (Renewed.LOST, True) == backing.store.retake(one)
 
 
 def test_empty_batch(store: LockStore) -> None:

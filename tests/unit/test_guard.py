@@ -80,7 +80,7 @@ class Store(MemoryStore):
             self.answering.pop(0)()
         return verdict
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         answer = super().retake(claim, expired, timeout)
         if self.answering:
             self.answering.pop(0)()
@@ -332,7 +332,7 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     claims: list[Claim] = []
     deliver(task)
     assert_free(task)
-    assert store.retake(claims[0]) is Renewed.DONE
+    assert store.retake(claims[0]) == (Renewed.DONE, True)
     renewer = guard.runtime_of(task.app).renewer
     for _ in range(2):
         renewer.sweep()
@@ -361,7 +361,7 @@ def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, s
     deliver(task)
     assert "other" == assert_held(task).task_id
     task.force_unlock()
-    assert store.retake(claims[0]) is Renewed.LOST
+    assert store.retake(claims[0]) == (Renewed.LOST, True)
     for _ in range(2):
         renewer.sweep()
         clock.advance(3)

@@ -577,7 +577,7 @@ def test_release_waits_for_a_call_that_takes_it_again(renewer: Renewer, store: S
     inside, go, removed = threading.Event(), threading.Event(), threading.Event()
     retake = store.retake
 
-    def slow(claim: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def slow(claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         inside.set()
         assert go.wait(10)
         return retake(claim, expired, timeout)

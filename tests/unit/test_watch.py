@@ -397,7 +397,7 @@ def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> No
     """What was taken again for a body that ended meanwhile is given back at once."""
     retake = store.retake
 
-    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         watched.board.let_go()
         return retake(whole, expired, timeout)
 
@@ -411,7 +411,7 @@ def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store
     """It is tried again as soon as after a renewal that failed."""
     retake = store.retake
 
-    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         raise StoreUnavailable("away")
 
     store.retake = away  # type: ignore[method-assign]
@@ -444,7 +444,7 @@ def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str
         if then != "over":
             watched.watcher.accepted(os.getpid(), known(following), lambda: True)
 
-    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         retake(whole, expired, timeout)
         raise StoreUnavailable("no answer")
 
@@ -463,13 +463,41 @@ def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str
     assert held(store, following) == (then != "over")
 
 
+def test_pool_is_done_before_the_body(watched: Watched, store: Store) -> None:
+    """Nothing is given back for a child that still counts on it, as when a pool tells of a time limit before it has killed."""
+    watched.child.doubt = watched.child.claim
+    watched.child.going = lambda: False
+    watched.renew()
+    assert [] == store.releases
+    watched.board.let_go()
+    watched.child.due = 10.0
+    for at in (20.0, 20.5):
+        watched.renew(at)
+    assert [watched.whole.token] == store.releases
+
+
+def test_store_that_hangs_is_asked_once(watched: Watched, store: Store) -> None:
+    """Of several leases that are gone, one is asked for again at a time where the store does not answer."""
+    asked: list[str] = []
+
+    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
+        asked.append(whole.token)
+        raise StoreUnavailable("away")
+
+    store.retake = away  # type: ignore[method-assign]
+    for number in range(3):
+        watched.watcher._children[-number] = replace(watched.child)
+    watched.renew()
+    assert 1 == len(asked)
+
+
 def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
     """A lease that cannot be taken again does not touch what is known of the others that are due with it."""
     other = Claim("b:{t}", "e" * 32, "2" * 32, 30.0, "task-2", "node", -1, watched=True)
     store.acquire(other)
     child = watched.watcher._children[-1] = Child(-1, 10_001, known(other), lambda: True, 10.0, 30.0)
 
-    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> Renewed:
+    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         raise StoreUnavailable("away")
 
     store.retake = away  # type: ignore[method-assign]
@@ -478,13 +506,23 @@ def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
     assert (12.5, 30.0) == (watched.child.due, watched.child.until)
 
 
+def in_a_fork(*acts: Callable[[], object]) -> int:
+    """Do this in a child; answers its pid."""
+    pid = os.fork()
+    if not pid:
+        for act in acts:
+            act()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
 @pytest.mark.parametrize("slot", [0, 2, SLOTS - 1])
 def test_board_is_shared_with_children(slot: int) -> None:
     """What a child writes down, its parent reads, of that child and that very attempt; others' slots are their own."""
     board = Board()
     mine, other, digest = "1" * 32, "2" * 32, "d" * 32
-    board.join(1)
-    board.hold(other, "e" * 32)
+    others = in_a_fork(lambda: board.join(1), lambda: board.hold(other, "e" * 32))
     for acts, expected in [
         ([], ""),
         ([lambda: board.hold(mine, digest)], digest),
@@ -493,17 +531,12 @@ def test_board_is_shared_with_children(slot: int) -> None:
         ([lambda: board.hold(mine, digest), lambda: board.give_up("3" * 32)], digest),
         ([lambda: board.hold("3" * 32, digest), lambda: board.hold(mine, "f" * 32)], "f" * 32),
         ([lambda: board.hold("3" * 32, digest)], ""),
+        ([lambda: board.hold(mine, digest), lambda: in_a_fork(lambda: board.join(slot), board.let_go)], digest),
     ]:
-        pid = os.fork()
-        if not pid:
-            board.join(slot)
-            for act in acts:
-                act()
-            os._exit(0)
-        os.waitpid(pid, 0)
+        pid = in_a_fork(lambda: board.join(slot), *acts)
         assert expected == board.digest(pid, mine)
-        assert None is board.digest(pid + 1, mine)
-        assert "e" * 32 == board.digest(os.getpid(), other)
+        assert None is board.digest(os.getpid(), mine)
+        assert "e" * 32 == board.digest(others, other)
 
 
 @pytest.mark.parametrize("slot", [None, SLOTS])
