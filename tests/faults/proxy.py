@@ -110,8 +110,8 @@ class _Pair:
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
             if self._passes is not None:
+                self._proxy.dropped += 1  # first: the whole of a short reply may pass, and then nobody waits for this
                 self._client.sendall(data[: self._passes])
-                self._proxy.dropped += 1
                 return
             self._client.sendall(data)
 
