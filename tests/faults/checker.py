@@ -58,6 +58,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
     """
     faults = list(faults)
     bodies = bodies_of(events)
+    _kill(bodies, faults)
     lost = [event for event in events if event["what"] == "lost"]
     found = [
         *_overlaps(bodies, lost, faults, limits),
@@ -88,6 +89,14 @@ def _die(bodies: Iterable[Body], death: Event) -> None:
     for body in bodies:
         if body.pid == death["of"] and body.start <= death["at"] < body.end:
             body.end, body.how = death["at"], "died"
+
+
+def _kill(bodies: Iterable[Body], faults: Iterable[Fault]) -> None:
+    """A body whose process was killed did nothing from then on, however late a busy machine let its death be seen."""
+    for body in bodies:
+        kills = [f.at for f in faults if f.kind == "kill" and body.pid in f.pids and body.start <= f.at <= body.end]
+        if body.how == "died" and kills:
+            body.end = min(body.end, min(kills) + SEEN)
 
 
 def overlaps(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:

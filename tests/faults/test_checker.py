@@ -181,6 +181,21 @@ def test_lost_with_the_data(other: list[Event], verdict: set[str]) -> None:
     assert verdict == found([*body("a", 10, 60), lost("a", 13), *other], EMPTY)
 
 
+@pytest.mark.parametrize(
+    ("kill", "verdict"),
+    [
+        (Fault("kill", 10, 10, frozenset({1})), set()),
+        (Fault("kill", 10.5, 10.5, frozenset({1})), {"overlap"}),
+        (Fault("kill", 10, 10, frozenset({2})), {"overlap"}),
+        (Fault("child stop", 10, 10, frozenset({1})), {"overlap"}),
+    ],
+)
+def test_death_that_is_seen_late(kill: Fault, verdict: set[str]) -> None:
+    """A killed body does nothing from its kill on; another death is as late as it is seen."""
+    events = [*body("a", 0, None), event("death", 11, of=1), *body("b", 10.1, 20, pid=2)]
+    assert verdict == found(events, kill)
+
+
 # -- what was promised -----------------------------------------------------------------------------
 
 
