@@ -229,6 +229,16 @@ def _bound(body: Body | None, over: float, faults: list[Fault], limits: Limits) 
             reaches = fault.kind in ("outage", "empty", "pause") and over <= fault.until + limits.heal
             away = max(0.0, fault.until - over) + limits.ttl + limits.heal  # nobody can look before its return
             bound = max(bound, fault.bound if body else 0.0, away if reaches else 0.0)
+        if (
+            body
+            and fault.kind == "stop"
+            and fault.concerns(pid)
+            and over - limits.slack <= fault.at <= over + limits.slack
+        ):
+            bound = max(bound, limits.ttl + limits.slack)  # stopped between the body's last line and its release
+    for fault in sorted(faults, key=lambda fault: fault.at):  # nobody can look in an absent store
+        if fault.kind in ("outage", "empty", "pause") and fault.at <= over + bound < fault.until:
+            bound = fault.until - over + limits.slack
     return bound
 
 

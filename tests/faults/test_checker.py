@@ -196,6 +196,36 @@ def test_death_that_is_seen_late(kill: Fault, verdict: set[str]) -> None:
     assert verdict == found(events, kill)
 
 
+@pytest.mark.parametrize(
+    ("stop", "gone", "verdict"),
+    [
+        (Fault("stop", 5.2, 20, frozenset({1})), 11.2, set()),
+        (Fault("stop", 5.2, 20, frozenset({1})), 11.5, {"leftover"}),
+        (Fault("stop", 6, 20, frozenset({1})), 11.2, {"leftover"}),
+        (Fault("stop", 5.2, 20, frozenset({2})), 11.2, {"leftover"}),
+    ],
+)
+def test_stopped_before_the_release(stop: Fault, gone: float, verdict: set[str]) -> None:
+    """A worker that is stopped between a body's last line and its release leaves a lease that expires."""
+    events = [*body("a", 0, 5), event("key", 0, run="a", key=KEY), event("gone", gone, run="a"), event("looked", 30)]
+    assert verdict == found(events, stop)
+
+
+@pytest.mark.parametrize(
+    ("pause", "verdict"),
+    [
+        (Fault("pause", 10, 13), set()),
+        (Fault("pause", 10, 12.5), {"leftover"}),
+        (Fault("pause", 11.6, 13), {"leftover"}),
+    ],
+)
+def test_expiry_that_nobody_can_see(pause: Fault, verdict: set[str]) -> None:
+    """A lease that expires while the store is away is gone when the store is back, and a little later."""
+    events = [*body("a", 0, None), event("death", 5, of=1), event("key", 0, run="a", key=KEY)]
+    events += [event("gone", 13.1, run="a"), event("looked", 30)]
+    assert verdict == found(events, Fault("kill", 4.9, 4.9, frozenset({1}), bound=6.5), pause)
+
+
 # -- what was promised -----------------------------------------------------------------------------
 
 
