@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores.memory import FEW, MemoryStore
 from tests.contract.conftest import Backing
 
 MakeClaim = Callable[..., Claim]
@@ -543,3 +544,15 @@ def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:
 def test_eviction_policy_is_told(store: LockStore) -> None:
     """A store tells its eviction policy."""
     assert "noeviction" == store.eviction_policy()
+
+
+def test_memory_store_forgets(claim: MakeClaim) -> None:
+    """What has expired in the store in memory is dropped, though nobody asks for it again."""
+    time = [0.0]
+    store = MemoryStore(clock=lambda: time[0])
+    for number in range(5 * FEW):
+        one = claim(str(number), ttl=1.0)
+        store.acquire(one)
+        store.release(one, success=True)
+        time[0] += 0.1
+    assert len(store._records) <= FEW + 1

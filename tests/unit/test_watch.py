@@ -467,7 +467,8 @@ def test_pool_is_done_before_the_body(watched: Watched, store: Store) -> None:
     """Nothing is given back for a child that still counts on it, as when a pool tells of a time limit before it has killed."""
     watched.child.doubt = watched.child.claim
     watched.child.going = lambda: False
-    watched.renew()
+    for at in (10.0, 10.5):
+        watched.renew(at)
     assert [] == store.releases
     watched.board.let_go()
     watched.child.due = 10.0
