@@ -59,9 +59,9 @@ class Board:
     def digest(self, pid: int, token: str) -> str | None:
         """Of the lock on which this child has the lease of this token; empty: it has not; None: it does not write here."""
         at = self._memory.find(_name(pid))
-        slot, sought = self._memory[at : at + _SIZE], token.encode()
         if at < 0:
             return None
+        slot, sought = self._memory[at : at + _SIZE], token.encode()  # read once: the child writes on
         has = slot[_PID:_HELD] == sought != slot[_GIVEN_UP:]
         return slot[_HELD:_GIVEN_UP].decode() if has else ""
 

@@ -28,7 +28,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
         runtime = runtime_of(parent.app, single=prefork)
-        if prefork and runtime.board is None and runtime.settings.url != "memory://":  # of each process alone
+        if (
+            prefork and runtime.board is None and runtime.settings.url != "memory://"
+        ):  # there the store is each process's own
             runtime.board = Board()
         for task in list(parent.app.tasks.values()):
             if getattr(type(task).__call__, "_singleton", False):

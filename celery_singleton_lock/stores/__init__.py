@@ -52,10 +52,10 @@ class Claim:
         """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
         return f"{self.base}:ended:{self.task_id}"
 
-    @property
-    def ran(self) -> str:
-        """Key under which the store remembers for a TTL that somebody has had the lock since it was last taken."""
-        return f"{self.base}:ran:{self.digest}"
+
+def ran(lock: str) -> str:
+    """Key under which a store remembers for a TTL that somebody has had this lock since it was last taken."""
+    return ":ran:".join(lock.rsplit(":lock:", 1))
 
 
 class Answer(Enum):

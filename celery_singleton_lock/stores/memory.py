@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import native_lock
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict
+from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict, ran
 
 FEW = 1000  # records that may be there, alive or not, before expired ones are looked for
 
@@ -50,7 +50,7 @@ class MemoryStore:
                 record.twin = record.twin or record.task_id == claim.task_id
                 return Verdict(Answer.HELD, self._holder(record))
             if record is None:
-                self._records.pop(claim.ran, None)
+                self._records.pop(ran(claim.lock), None)
             self._grant(claim)
             return Verdict(Answer.GRANTED)
 
@@ -83,7 +83,7 @@ class MemoryStore:
             record = self._alive(claim.lock)
             if (record and record.token != claim.token) or self._alive(claim.attempt, token=""):
                 return Renewed.TAKEN, False
-            lost = record.lost if record else expired or self._alive(claim.ran) is not None
+            lost = record.lost if record else expired or self._alive(ran(claim.lock)) is not None
             self._grant(claim)
             self._records[claim.lock].lost = lost
             return (Renewed.LOST if lost else Renewed.DONE), record is None
@@ -96,7 +96,7 @@ class MemoryStore:
                 return self._alive(claim.ended, token=f"finishing:{claim.token}") is not None
             del self._records[lock]
             self._records.pop(claim.attempt, None)
-            self._records[_ran(lock)] = _Record("", self._clock() + claim.ttl)
+            self._records[ran(lock)] = _Record("", self._clock() + claim.ttl)
             self._tidy()
             if record.twin and success:
                 self._records[claim.ended] = _Record(
@@ -123,7 +123,7 @@ class MemoryStore:
             del self._records[lock]
             freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
             self._records[f"{base}:attempt:{record.token}"] = _Record("", freed_until)
-            self._records[_ran(lock)] = _Record("", freed_until)
+            self._records[ran(lock)] = _Record("", freed_until)
             return self._holder(record)
 
     def eviction_policy(self) -> str:
@@ -158,8 +158,3 @@ class MemoryStore:
     def _holder(self, record: _Record) -> Holder:
         time = self._clock()
         return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time)
-
-
-def _ran(lock: str) -> str:
-    """The key beside a lock's under which it is remembered that somebody had it (see `Claim.ran`)."""
-    return ":ran:".join(lock.rsplit(":lock:", 1))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -33,6 +35,7 @@ SLACK = 0.6
 CALLS: dict[str, Callable[[LockStore, Claim], Any]] = {
     "acquire": lambda store, claim: store.acquire(claim),
     "renew": lambda store, claim: store.renew([claim]),
+    "retake": lambda store, claim: store.retake(claim),
     "release": lambda store, claim: store.release(claim, success=True),
     "settle": lambda store, claim: store.settle(claim, success=True),
     "unsettle": lambda store, claim: store.settle(claim, success=False),
@@ -741,3 +744,30 @@ def test_url_options_do_not_change_our_deadlines(
     )
     store = redis_store(url, TIMEOUT)
     bounded(lambda: store.acquire(claim()))
+
+
+def test_timeout_keeps_nothing_alive(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """An error that is raised where a reply was looked for makes no cycle with the frames of those who called."""
+
+    class Witness:
+        """Something that a caller has."""
+
+    server = own_server()
+    store = redis_store(server.url(), timeout=0.3)
+    store.acquire(claim())
+
+    def ask() -> weakref.ref[Witness]:
+        witness = Witness()
+        try:
+            store.acquire(claim("other"))
+        except StoreUnavailable:
+            return weakref.ref(witness)
+        raise AssertionError("the server answers")
+
+    server.pause()
+    gc.disable()
+    try:
+        assert ask()() is None
+    finally:
+        gc.enable()
+        server.resume()

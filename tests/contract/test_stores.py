@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed, ran
 from celery_singleton_lock.stores.memory import FEW, MemoryStore
 from tests.contract.conftest import Backing
 
@@ -279,7 +279,7 @@ def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
         if each is one:
             backing.lose()
     backing.store.release(other, success=True)
-    assert [other.ran] == backing.keys()
+    assert [ran(other.lock)] == backing.keys()
     assert (Renewed.LOST, True) == backing.store.retake(one)
 
 

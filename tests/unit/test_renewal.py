@@ -397,25 +397,6 @@ def test_gone_and_taken_by_another_in_between(
     assert "other" == holder.task_id
 
 
-def test_gone_and_another_came_and_went(
-    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
-) -> None:
-    """Whoever was not alone meanwhile has lost the lease, once; it is taken again all the same, so that others wait."""
-    lease = held()
-    store.lose()
-    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
-    store.acquire(other)
-    store.release(other, success=True)
-    clock.advance(TTL / 3)
-    renewer.sweep()
-    assert [("lost", "t"), ("retaken", "t")] == listener.told
-    assert not lease.held
-    assert 1 == lease.interrupt.times
-    go_on(renewer, clock, clock() + 5 * TTL)
-    assert store.holder(lease.key) is not None
-    assert ["t"] == listener.of("lost")
-
-
 def test_lost_and_taken_again_by_the_main_process(
     renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
 ) -> None:
@@ -480,11 +461,18 @@ def test_board(store: Store, listener: Listener, clock: Clock) -> None:
     assert not written(second)
 
 
-def test_gone_after_the_deadline(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
-    """Gone, and the deadline had passed: lost first, then taken again to keep others out; it stays lost."""
+@pytest.mark.parametrize("why", ["another came and went", "the deadline had passed"])
+def test_gone_and_lost(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, why: str) -> None:
+    """Whoever was not alone meanwhile, or is late, has lost the lease, once; it is taken again, to keep others out."""
     lease = held()
     store.lose()
-    clock.advance(TTL + 1)
+    if why == "another came and went":
+        other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+        store.acquire(other)
+        store.release(other, success=True)
+        clock.advance(TTL / 3)
+    else:
+        clock.advance(TTL + 1)
     renewer.sweep()
     assert [("lost", "t"), ("retaken", "t")] == listener.told
     assert not lease.held

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from celery import Celery
 
 from celery_singleton_lock.board import SLOTS, Board
-from celery_singleton_lock.config import LONGEST
+from celery_singleton_lock.config import LONGEST, settings_of
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Answer, Claim, Renewed
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.watch import Child, Watcher
@@ -583,6 +585,25 @@ def test_fork_closes_what_it_inherited(watcher: Watcher, fork: Callable[[], int]
     assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert watcher._thread is not None
     assert watcher._thread.is_alive()
+
+
+def test_interrupted_while_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a signal handler broke off is not closed again: the numbers may be other files' by then."""
+    runtime = Runtime(
+        settings_of(Celery(broker="memory://", set_as_current=False, changes={"singleton_lock_url": "memory://"}).conf)
+    )
+    closed: list[int] = []
+
+    def broken(self: Watcher) -> None:
+        closed.append(1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Watcher, "close", broken)
+    assert runtime.watcher
+    with pytest.raises(KeyboardInterrupt):
+        runtime.forget()
+    runtime.forget()
+    assert [1] == closed
 
 
 def test_watch_is_a_daemon(watcher: Watcher, fork: Callable[[], int]) -> None:
