@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
 from benchmarks.cycle import RAW
 from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
-from benchmarks.rounds import Spread, median_of
+from benchmarks.rounds import Spread, interval, median_of
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE, LEAST, ONCE, OURS, SINGLETON, WIRE
-from benchmarks.worker import Drained, Worker
+from benchmarks.worker import BODIES, BROKER, MAIN, PUBLISHER, STORE, Drained, Worker
 
-POOLS = ("solo", "prefork")
 HOW = (
     "A batch is published while the worker is kept busy, then drained: seconds of both for each task. One place "
     "in the pool, results ignored, log level WARNING, locks in a store of their own. Added: less the bare "
@@ -21,8 +21,12 @@ HOW = (
     "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
     "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
     "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
-    "CPU is that of the process that runs the bodies."
+    "CPU is that of the process that runs the bodies. What is added, of what the best peer adds: with the 95 % interval "
+    "of a bootstrap over the rounds. CPU by process: the bare task's, then what the others add to it."
 )
+PEERS = (ONCE, SINGLETON)
+PROCESSES = {"solo": (PUBLISHER, BODIES, STORE, BROKER), "prefork": (PUBLISHER, MAIN, BODIES, STORE, BROKER)}
+POOLS = tuple(PROCESSES)
 
 
 class Batches:
@@ -37,7 +41,7 @@ class Batches:
             cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
             for task in tasks.values():
                 worker.drain(task, 20)
-            for number in range(stage.few(60, 9)):
+            for number in range(stage.few(240, 9)):
                 self.raw.append(cycle())
                 for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
                     self.found[kind].append(worker.drain(tasks[kind], size))
@@ -46,11 +50,29 @@ class Batches:
         """Seconds that this kind adds to the bare task's whole path."""
         return [one.whole - bare.whole for one, bare in zip(self.found[kind], self.found[BARE], strict=True)]
 
+    def of_best_peer(self, kind: str) -> Spread | None:
+        """What this kind adds, divided by what the peer adds that adds least; None: no peer is installed."""
+        added = {one: self.added(one) for one in (kind, *PEERS) if one in self.found}
+
+        def ratio(rounds: Sequence[int]) -> float:
+            medians = {one: median([figures[number] for number in rounds]) for one, figures in added.items()}
+            return medians[kind] / min(medians[peer] for peer in PEERS if peer in medians)
+
+        return interval(ratio, len(self.raw)) if set(PEERS) & set(added) else None
+
+    def cpu(self, kind: str, processes: Sequence[str]) -> list[list[float]]:
+        """Seconds of CPU of each process, and of all; of all kinds but the bare task what is added to its."""
+        spent = [[one.cpu[name] for name in processes] for one in self.found[kind]]
+        if kind != BARE:
+            bare = self.cpu(BARE, processes)
+            spent = [[own - bare[at][number] for at, own in enumerate(one)] for number, one in enumerate(spent)]
+        return [list(figures) for figures in zip(*[(*one, sum(one)) for one in spent], strict=True)]
+
 
 def run(stage: Stage) -> Section:
     """Measure all kinds in both pools."""
     found = {pool: Batches(stage, pool) for pool in POOLS}
-    tables = [_table(pool, batches) for pool, batches in found.items()]
+    tables = [table for pool, batches in found.items() for table in _tables(pool, batches)]
     targets = [target for pool, batches in found.items() for target in _targets(pool, batches)]
     bars = [
         Bars(
@@ -61,9 +83,14 @@ def run(stage: Stage) -> Section:
     return Section("(b) whole path", HOW, tables, targets, bars)
 
 
-def _table(pool: str, batches: Batches) -> Table:
-    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "/ raw cycle", "/ floor", "CPU, µs")
-    return Table(f"One task, {pool}", columns, [(kind, _cells(kind, batches)) for kind in batches.found])
+def _tables(pool: str, batches: Batches) -> list[Table]:
+    columns = ("publish, µs", "drain, µs", "both, µs", "added, µs", "/ raw cycle", "/ best peer (95 %)")
+    processes = PROCESSES[pool]
+    spent = [(kind, tuple(_micro(figures) for figures in batches.cpu(kind, processes))) for kind in batches.found]
+    return [
+        Table(f"One task, {pool}", columns, [(kind, _cells(kind, batches)) for kind in batches.found]),
+        Table(f"CPU of one task, {pool}, µs", (*processes, "all"), spent),
+    ]
 
 
 def _cells(kind: str, batches: Batches) -> tuple[Cell, ...]:
@@ -73,11 +100,9 @@ def _cells(kind: str, batches: Batches) -> tuple[Cell, ...]:
         _micro([one.drained for one in took]),
         _micro([one.whole for one in took]),
     )
-    added: tuple[Cell, ...] = ("–", "–", "–")
-    if kind != BARE:
-        floor = median(batches.added(kind)) / median(batches.added(WIRE))
-        added = (_micro(batches.added(kind)), _in_cycles(kind, batches), f"{floor:.2f}")
-    return (*cells, *added, _micro([one.cpu for one in took]))
+    if kind == BARE:
+        return (*cells, "–", "–", "–")
+    return (*cells, _micro(batches.added(kind)), _in_cycles(kind, batches), batches.of_best_peer(kind) or "–")
 
 
 def _in_cycles(kind: str, batches: Batches) -> Spread:
@@ -86,11 +111,9 @@ def _in_cycles(kind: str, batches: Batches) -> Spread:
 
 def _targets(pool: str, batches: Batches) -> list[Target]:
     targets = [Target(f"{pool}: added / raw-socket cycle", _in_cycles(OURS, batches).median, 2.5)]
-    peers = [median(batches.added(kind)) for kind in (ONCE, SINGLETON) if kind in batches.found]
-    if peers:
-        targets.append(
-            Target(f"{pool}: added / what the best peer adds", median(batches.added(OURS)) / min(peers), 1 / 3)
-        )
+    share = batches.of_best_peer(OURS)
+    if share is not None:
+        targets.append(Target(f"{pool}: added / what the best peer adds", share.median, 1 / 3))
     return targets
 
 

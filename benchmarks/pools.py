@@ -6,7 +6,7 @@ from benchmarks.report import Bars, Section, Table
 from benchmarks.rounds import Spread
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE
-from benchmarks.worker import Drained, Worker
+from benchmarks.worker import BODIES, Drained, Worker
 
 POOLS = ("threads", "gevent")
 CONCURRENCY = 100
@@ -53,8 +53,8 @@ def _table(pool: str, batches: dict[str, list[Drained]]) -> Table:
 
 
 def _cpu(took: list[Drained]) -> Spread:
-    return Spread.of([one.cpu for one in took], 1e6)
+    return Spread.of([one.cpu[BODIES] for one in took], 1e6)
 
 
 def _added(took: list[Drained], bare: list[Drained]) -> Spread:
-    return Spread.of([one.cpu - other.cpu for one, other in zip(took, bare, strict=True)], 1e6)
+    return Spread.of([one.cpu[BODIES] - other.cpu[BODIES] for one, other in zip(took, bare, strict=True)], 1e6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
@@ -27,6 +28,20 @@ class Spread:
             return cls(scaled[0], scaled[0], scaled[0])
         low, _, high = quantiles(scaled, n=4, method="inclusive")
         return cls(median(scaled), low, high)
+
+
+def interval(statistic: Callable[[Sequence[int]], float], rounds: int, resamples: int = 1000) -> Spread:
+    """A figure and its 95 % interval, by the percentile bootstrap (Efron, Annals of Statistics 7, 1979).
+
+    Arguments:
+        statistic: the figure of some of the rounds, by their numbers; one may come several times.
+        rounds: how many there are.
+        resamples: how many draws of as many rounds.
+    """
+    drawn = random.Random(1)
+    figures = [statistic(drawn.choices(range(rounds), k=rounds)) for _ in range(resamples)]
+    cuts = quantiles(figures, n=40, method="inclusive")
+    return Spread(statistic(range(rounds)), cuts[0], cuts[-1])
 
 
 class Rounds:

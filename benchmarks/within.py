@@ -10,7 +10,7 @@ from benchmarks.path import POOLS
 from benchmarks.report import Cell, Section, Table
 from benchmarks.rounds import Spread
 from benchmarks.stage import Stage
-from benchmarks.tasks import BARE, OURS, WIRE
+from benchmarks.tasks import BARE, LEAST, OURS, WIRE
 from benchmarks.timers import PARTS, Taken
 from benchmarks.worker import Worker
 
@@ -26,7 +26,7 @@ class Batches:
     """What the timers took, batch by batch: of each kind of task and each part, wall and CPU."""
 
     def __init__(self, stage: Stage, pool: str) -> None:
-        tasks = {BARE: stage.tasks[BARE], WIRE: stage.wire, OURS: stage.tasks[OURS]}
+        tasks = {BARE: stage.tasks[BARE], WIRE: stage.wire, LEAST: stage.least, OURS: stage.tasks[OURS]}
         self.found: dict[str, dict[str, list[tuple[float, float]]]] = {kind: defaultdict(list) for kind in tasks}
         kinds, size = list(tasks), stage.few(50, 20)
         with Worker(stage, pool, timers=True) as worker:

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
+from time import clock_gettime, perf_counter
 from typing import Any
 
 from benchmarks.gates import DONE, OPEN, REACHED, TIMED
@@ -15,14 +15,23 @@ from benchmarks.stage import Stage
 from benchmarks.timers import Taken
 from tests.servers import Process, new_directory, remove_directory, until
 
+#: Processes. Which one runs the bodies depends on the pool: the main process, or a child of it.
+PUBLISHER, MAIN, BODIES, STORE, BROKER = "publisher", "main process", "bodies", "store", "broker"
+
 
 @dataclass(frozen=True)
 class Drained:
-    """Seconds for each task of a batch: to publish it, to drain it, and of the worker's CPU (of the process that runs bodies)."""
+    """Seconds for each task of a batch.
+
+    Arguments:
+        published: to publish it.
+        drained: until its body has run, once all are published.
+        cpu: of each process; of that of the bodies while they are drained, of the others from the first message on.
+    """
 
     published: float
     drained: float
-    cpu: float
+    cpu: dict[str, float]
 
     @property
     def whole(self) -> float:
@@ -82,13 +91,23 @@ class Worker:
         """
         self._close_gates(size)
         calls = [(next(self._stage.numbers), "account-17", seconds) for _ in range(size)]
-        begin = perf_counter()
+        before, begin = self._clocks(), perf_counter()
         for args in calls:
             task.apply_async(args, queue=self._queue)
         published = perf_counter() - begin
         self._stage.broker_client.rpush(OPEN, 1)
-        drained, cpu = json.loads(self._answer(DONE))
-        return Drained(published / size, drained / size, cpu / size)
+        drained, bodies = json.loads(self._answer(DONE))
+        cpu = {name: (clock - before[name]) / size for name, clock in self._clocks().items()}
+        return Drained(published / size, drained / size, {**cpu, BODIES: bodies / size})
+
+    def _clocks(self) -> dict[str, float]:
+        pids = {
+            PUBLISHER: os.getpid(),
+            MAIN: self._process.pid,
+            STORE: self._stage.store.pid,
+            BROKER: self._stage.broker.pid,
+        }
+        return {name: clock_gettime(_cpu_clock(pid)) for name, pid in pids.items()}
 
     def timed(self) -> dict[str, Taken]:
         """What the timers took since this was asked last, by part."""
@@ -111,3 +130,8 @@ class Worker:
 
         answer: bytes = until(look, f"the worker answers; its log:\n{self._process.output()[-2000:]}", timeout=60)[1]
         return answer
+
+
+def _cpu_clock(pid: int) -> int:
+    """Id of a process's CPU clock, as clock_getcpuclockid(3) makes it on Linux."""
+    return ~pid << 3 | 2

@@ -104,8 +104,10 @@ def with_least(self: Any, number: int, account: str, seconds: float = 1.0) -> No
     batch.arrived()
 
 
-floor = declare(app, WIRE.replace(" ", "-"), None, over_the_wire)
-declare(app, LEAST.replace(" ", "-"), None, with_least, bind=True)
+floors = [
+    declare(app, WIRE.replace(" ", "-"), None, over_the_wire),
+    declare(app, LEAST.replace(" ", "-"), None, with_least, bind=True),
+]
 tasks = add_tasks(app, body)
 if TIMERS:
-    install(app, [floor.name, *(task.name for task in tasks.values())], client.rpush)
+    install(app, [task.name for task in (*floors, *tasks.values())], client.rpush)
