@@ -21,6 +21,7 @@ from celery_singleton_lock.stores import Claim
 
 RAW = "raw socket, same two EVALSHA"
 LIBRARY = "this library, all around a body"
+CHILD = "the same, with the attempt key of prefork"
 STORE = "this library, its store alone"
 NONE = "a body without a lock"
 
@@ -53,7 +54,7 @@ def run(stage: Stage) -> Section:
 
 def candidates(stage: Stage, raw: RawSocket) -> dict[str, Sample]:
     """One cycle of each."""
-    ours, commands = partial(around_body, stage.tasks[OURS], SCALARS), stage.commands
+    ours, commands = partial(around_body, stage.tasks[OURS], SCALARS), stage.commands()
     cycles = {
         RAW: raw.all_of(commands),
         STORE: _store_cycle(stage),
@@ -62,7 +63,14 @@ def candidates(stage: Stage, raw: RawSocket) -> dict[str, Sample]:
         **_python_redis_lock(stage.client),
     }
     others = {name: _after_a_request(stage.tasks[BARE], timed(one)) for name, one in cycles.items()}
-    return {RAW: others.pop(RAW), LIBRARY: ours, NONE: partial(around_body, stage.tasks[BARE], SCALARS), **others}
+    child = partial(around_body, stage.tasks[OURS], SCALARS, watched=True)
+    return {
+        RAW: others.pop(RAW),
+        LIBRARY: ours,
+        CHILD: child,
+        NONE: partial(around_body, stage.tasks[BARE], SCALARS),
+        **others,
+    }
 
 
 def _after_a_request(task: Any, sample: Sample) -> Sample:

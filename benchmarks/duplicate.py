@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.deliveries import IGNORED, Deliveries, Took
 from benchmarks.report import Bars, Section, Table, Target
-from benchmarks.rounds import Spread
+from benchmarks.rounds import Spread, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE, OURS
 
@@ -43,15 +43,16 @@ def run(stage: Stage) -> Section:
 def measured(stage: Stage, rounds: int, repeats: int) -> Found:
     """Medians of each kind and round."""
     deliveries = Deliveries(stage)
-    found: Found = {}
-    for _ in range(rounds):
-        for kind in (*stage.tasks, IGNORED):
-            runs = [deliveries.run(kind) for _ in range(repeats)]
-            found.setdefault((kind, RUN), []).append(_median(runs))
-            if kind not in (BARE, IGNORED):
+    kinds, lockless = [*stage.tasks, IGNORED], (BARE, IGNORED)
+    whats = [(kind, what) for kind in kinds for what in (RUN, DUPLICATE) if what == RUN or kind not in lockless]
+    found: Found = {which: [] for which in whats}
+    for order in shuffled(kinds, rounds):
+        for kind in order:
+            found[kind, RUN].append(_median([deliveries.run(kind) for _ in range(repeats)]))
+            if kind not in lockless:
                 with deliveries.held(kind) as args:
                     refused = [deliveries.duplicate(kind, args) for _ in range(repeats)]
-                found.setdefault((kind, DUPLICATE), []).append(_median(refused))
+                found[kind, DUPLICATE].append(_median(refused))
         stage.clear()
     return found
 

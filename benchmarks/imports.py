@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.report import Bars, Section, Table, Target
-from benchmarks.rounds import Rounds, Spread
+from benchmarks.rounds import Rounds, Spread, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import OURS, SCALARS, SINGLETON, add_tasks, base_classes, declare, make_app, nothing
 from benchmarks.tracer import around_body
@@ -74,8 +74,8 @@ def measured(rounds: int) -> dict[str, list[tuple[float, float]]]:
     cache = new_directory("bytecode")
     for name in names:
         _child(name, cache)  # fills it
-    for number in range(rounds):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+    for order in shuffled(names, rounds):
+        for name in order:
             found[name].append(_child(name, cache))
     remove_directory(cache)
     return found

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from benchmarks.report import Bars, Section, Table
-from benchmarks.rounds import Spread
+from benchmarks.rounds import Spread, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE
-from benchmarks.worker import BODIES, Drained, Worker
+from benchmarks.worker import BODIES, Drained, Workers
 
 POOLS = ("threads", "gevent")
 CONCURRENCY = 100
 SECONDS = 0.1  # of each body
 HOW = (
-    f"{CONCURRENCY} places in the pool, bodies that wait {SECONDS} s; time to drain a batch and the worker's "
-    f"CPU, both for each task. With nothing but waiting, a task would take {SECONDS / CONCURRENCY * 1e6:,.0f} "
-    "µs. The peers' locks are taken by the publisher, which is not in these figures."
+    f"{CONCURRENCY} places in the pool, bodies that wait {SECONDS} s; time to publish and to drain a batch and the worker's "
+    f"CPU, all for each task. With nothing but waiting, a task would take {SECONDS / CONCURRENCY * 1e6:,.0f} "
+    "µs to drain. The peers' locks are taken by the publisher, this library's by the worker."
 )
 
 
@@ -35,21 +35,29 @@ def measured(stage: Stage, pool: str) -> dict[str, list[Drained]]:
     """Batches of each kind, in turns."""
     found: dict[str, list[Drained]] = {kind: [] for kind in stage.tasks}
     kinds, size = list(stage.tasks), stage.few(400, 200)
-    with Worker(stage, pool, CONCURRENCY) as worker:
-        for task in stage.tasks.values():
-            worker.drain(task, CONCURRENCY)
-        for number in range(stage.few(8, 2)):
-            for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                found[kind].append(worker.drain(stage.tasks[kind], size, SECONDS))
+    with Workers(stage, pool, CONCURRENCY) as workers:
+        for kind, task in stage.tasks.items():
+            workers.of(kind).drain(task, CONCURRENCY)
+        for order in shuffled(kinds, stage.few(8, 2)):
+            for kind in order:
+                found[kind].append(workers.of(kind).drain(stage.tasks[kind], size, SECONDS))
     return found
 
 
 def _table(pool: str, batches: dict[str, list[Drained]]) -> Table:
     rows = [
-        (kind, (Spread.of([one.drained for one in took], 1e6), _cpu(took), _added(took, batches[BARE])))
+        (
+            kind,
+            (
+                Spread.of([one.published for one in took], 1e6),
+                Spread.of([one.drained for one in took], 1e6),
+                _cpu(took),
+                _added(took, batches[BARE]),
+            ),
+        )
         for kind, took in batches.items()
     ]
-    return Table(f"One task, {pool}", ("drain, µs", "CPU, µs", "CPU added, µs"), rows)
+    return Table(f"One task, {pool}", ("publish, µs", "drain, µs", "CPU, µs", "CPU added, µs"), rows)
 
 
 def _cpu(took: list[Drained]) -> Spread:

@@ -14,15 +14,24 @@ Cell = Spread | float | int | str
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of the project's, and what was measured; met at or below the bound."""
+    """A bound of the project's, and what was measured: met at or below the bound.
+
+    Arguments:
+        text: what is measured.
+        measured: the figure, or its 95 % interval, which may leave it open.
+        bound: of the figure.
+    """
 
     text: str
-    measured: float
+    measured: float | Spread
     bound: float
 
     @property
-    def met(self) -> bool:
-        return self.measured <= self.bound
+    def verdict(self) -> str:
+        low, high = (self.measured,) * 2
+        if isinstance(self.measured, Spread):
+            low, high = self.measured.low, self.measured.high
+        return "met" if high <= self.bound else "MISSED" if low > self.bound else "open"
 
 
 @dataclass(frozen=True)
@@ -74,12 +83,11 @@ def json_of(sections: Sequence[Section], facts: dict[str, Any]) -> dict[str, Any
 
 
 def _judged(target: Target) -> dict[str, Any]:
-    return {**asdict(target), "met": target.met}
+    return {**asdict(target), "verdict": target.verdict}
 
 
 def _target(target: Target) -> str:
-    verdict = "met   " if target.met else "MISSED"
-    return f"  {verdict}  {target.text}: {_number(target.measured)}, bound {_number(target.bound)}"
+    return f"  {target.verdict.ljust(6)}  {target.text}: {_cell(target.measured)}, bound {_number(target.bound)}"
 
 
 def _table(table: Table) -> str:

@@ -66,10 +66,9 @@ class Stage:
         """The task of workers whose lock takes the least Python."""
         return declare(self.app, LEAST.replace(" ", "-"), None, nothing)
 
-    @cached_property
-    def commands(self) -> list[list[str]]:
-        """What one lock cycle of the library sends."""
-        cycle = partial(around_body, self.tasks[OURS], SCALARS)
+    def commands(self, watched: bool = False) -> list[list[str]]:
+        """What one lock cycle of the library sends; `watched`: in a prefork child."""
+        cycle = partial(around_body, self.tasks[OURS], SCALARS, watched)
         cycle()  # makes plan, connection and scripts
         return self.sent(cycle)
 

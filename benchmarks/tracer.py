@@ -11,10 +11,18 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
 
+from celery_singleton_lock.attempt import PROPERTY, Attempt
 
-def request_of(task: Any, args: Sequence[Any]) -> dict[str, Any]:
-    """What a worker hands to the tracer with a message; no worker has named the delivery, so the library makes its token."""
+
+def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[str, Any]:
+    """What a worker hands to the tracer with a message.
+
+    Arguments:
+        task, args: the call.
+        watched: the main process of a prefork worker has named the delivery; else the library makes its token.
+    """
     task_id = str(uuid4())
+    named = {PROPERTY: Attempt(watched=True)} if watched else {}
     return {
         "id": task_id,
         "root_id": task_id,
@@ -22,26 +30,26 @@ def request_of(task: Any, args: Sequence[Any]) -> dict[str, Any]:
         "args": args,
         "kwargs": {},
         "hostname": "bench@local",
-        "properties": {"correlation_id": task_id, "delivery_tag": task_id},
+        "properties": {"correlation_id": task_id, "delivery_tag": task_id, **named},
         "delivery_info": {"exchange": "", "routing_key": "bench", "redelivered": False},
         "headers": None,
         "retries": 0,
     }
 
 
-def context_of(task: Any, args: Sequence[Any]) -> Context:
+def context_of(task: Any, args: Sequence[Any], watched: bool = False) -> Context:
     """A request as the tracer makes it."""
-    return Context(request_of(task, args), args=args, called_directly=False, kwargs={})
+    return Context(request_of(task, args, watched), args=args, called_directly=False, kwargs={})
 
 
-def around_body(task: Any, args: Sequence[Any]) -> float:
+def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
     """Seconds from the tracer's call of a task to that call's end; the body should do nothing.
 
     The request is made and pushed, and what is called is chosen, as `celery.app.trace.build_tracer` (5.7) does; that
     is not measured.
     """
     call = task if task_has_custom(task, "__call__") else task.run
-    task.request_stack.push(context_of(task, args))
+    task.request_stack.push(context_of(task, args, watched))
     begin = perf_counter()
     try:
         call(*args)

@@ -123,7 +123,7 @@ class _Socket:
         return self._bounded().sendall(*args)
 
     def _bounded(self) -> Any:
-        self._sock.settimeout(self._connection.socket_timeout)
+        self._sock.settimeout(_left(self._connection.deadline))
         return self._sock
 
 

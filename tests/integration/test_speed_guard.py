@@ -1,11 +1,14 @@
 """Speed as far as any machine can judge it: commands are counted, and times compared within one run, with a wide margin.
 
-Of several rounds the best one counts: a busy machine spoils some, what has become slow spoils all. For figures, see `benchmarks`.
+Of several rounds the best one of each counts: a busy machine spoils some, what has become slow spoils all. For figures, see
+`benchmarks`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -13,7 +16,8 @@ from benchmarks import commands, cycle, keys, sweep
 from benchmarks.deliveries import Deliveries
 from benchmarks.rounds import Rounds, median_of
 from benchmarks.stage import Stage, stage
-from benchmarks.tasks import OURS, SCALARS
+from benchmarks.tasks import OURS, SCALARS, nothing
+from benchmarks.tracer import around_body
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +28,8 @@ def own_stage() -> Iterator[Stage]:
 
 
 def best(rounds: Rounds, name: str, reference: str) -> float:
-    """The lowest ratio of all rounds."""
-    return min(a / b for a, b in rounds.pairs(name, reference))
+    """The ratio of what each took in its best round."""
+    return min(rounds.values[name]) / min(rounds.values[reference])
 
 
 def test_commands(own_stage: Stage) -> None:
@@ -40,6 +44,25 @@ def test_cycle(own_stage: Stage) -> None:
         found = cycle.candidates(own_stage, raw)
         compared = {name: median_of(found[name], 50) for name in (cycle.RAW, cycle.LIBRARY)}
         assert best(Rounds(compared, 10), cycle.LIBRARY, cycle.RAW) < 5
+
+
+def test_frames(own_stage: Stage) -> None:
+    """Around a body no more than 95 Python functions are called; 78 with Python 3.11, Celery 5.7 and redis-py 8.1."""
+    called: list[str] = []
+
+    def look(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            called.append(frame.f_code.co_name)
+
+    around_body(own_stage.tasks[OURS], SCALARS, watched=True)  # makes plan, connection and scripts
+    sys.setprofile(look)
+    try:
+        around_body(own_stage.tasks[OURS], SCALARS, watched=True)
+    finally:
+        sys.setprofile(None)
+    around = called[called.index("guarded") : called.index("pop")]
+    assert nothing.__name__ in around
+    assert 40 < len(around) <= 95, " ".join(around)
 
 
 def test_key(own_stage: Stage) -> None:
