@@ -41,7 +41,7 @@ def interval(
         block: how many neighbours are drawn together, as a machine is slow for some rounds on end.
         resamples: how many draws of about as many rounds.
     """
-    drawn, block = random.Random(1), min(block, rounds)
+    drawn, block = random.Random(1), min(block, max(1, rounds // 4))
     starts = range(rounds - block + 1)
 
     def resample() -> list[int]:
