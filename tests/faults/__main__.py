@@ -1,7 +1,7 @@
 """Runs the fault matrix, several tests side by side, since they mostly wait: ``python -m tests.faults [WORD ...]``.
 
 Each test function runs in a pytest of its own. A word selects those whose name contains it. At the end comes one table of all
-bounds and figures, and the full output of what failed.
+bounds and figures, and what failed, with its output.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from tests.servers import new_directory, remove_directory
 
 HERE = Path(__file__).parent
+SHOWN = 20_000  # characters of a failed test's output, from its beginning (what failed) and its end (the logs)
 #: These take longest, so they start first.
 FIRST = ("test_renewal_goes_on", "test_cold_and_soft", "test_whole_worker", "test_reply_lost", "test_regex")
 
@@ -59,7 +60,8 @@ def matrix(options: argparse.Namespace) -> bool:
         print(f"{what:<78} bound {bound:>12}   measured {measured:>8}")
     failed = [(name, output) for name, code, output, _ in done if code]
     for name, output in failed:
-        print(f"\n==== {name}\n{output[-20000:]}")
+        story = output if len(output) <= 2 * SHOWN else f"{output[:SHOWN]}\n[...]\n{output[-SHOWN:]}"
+        print(f"\n==== {name}\n{story}")
     print(f"{len(done) - len(failed)} of {len(done)} test functions are green, after {time.monotonic() - begin:.0f} s")
     return not failed
 
