@@ -244,6 +244,7 @@ def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Faul
         }
         if not fits[event["expect"]]:
             text = f"{event['task_id'][:8]}: wanted {event['expect']!r}; {len(runs)} began, {done} came to their end"
+            text += "".join(f"; {body.key}: {body}" for body in runs)
             never = event["task_id"] in pending or (event["expect"] in ("run", "once", "once in peace") and not done)
             yield Violation("never run" if never else "runs", text)
 

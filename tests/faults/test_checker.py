@@ -403,6 +403,13 @@ def test_run_again_in_peace(expect: str, fault: Fault | None, verdict: set[str])
     assert set() == found([sent, *body("a", 1.1, 2)])
 
 
+def test_run_again_beside_itself() -> None:
+    """Two bodies of one message are found though neither has ended, and though the second ends first."""
+    sent = event("sent", 1, task_id="task-a", expect="once in peace")
+    twice = body("a", 1.1, 9) + [{**e, "run": "b"} for e in body("a", 3, 4, pid=2)]
+    assert {"runs", "overlap"} == found([sent, *twice])
+
+
 def test_never_run_in_peace() -> None:
     """A message that was lost, whatever else was at work."""
     sent = event("sent", 1, task_id="task-a", expect="once in peace")

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from hashlib import sha1
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import redis
@@ -13,7 +15,8 @@ import redis
 import celery_singleton_lock
 from celery_singleton_lock.stores import Claim, Renewed
 from celery_singleton_lock.stores.redis import RedisStore, connector
-from tests.faults.checker import check
+from tests.faults.checker import Violation, check
+from tests.faults.harness import Bench
 from tests.faults.ledger import Event, Ledger, name_of
 from tests.faults.probes import Commands, Keys, Watching
 from tests.faults.schedule import Fault, Limits, Schedule
@@ -215,6 +218,8 @@ def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> N
     for _ in range(2):
         watcher.close()
         assert sound is watcher.sound
+    bench = SimpleNamespace(_watchers=[watcher], ledger=watcher.ledger, schedule=Schedule(), limits=LIMITS)
+    assert ([] if sound else [Violation("blind", "Broken")]) == Bench.verdict(cast(Any, bench))
 
 
 def test_keys(scene: Scene) -> None:
