@@ -222,13 +222,14 @@ ACTS: dict[str, Callable[..., Any]] = {
 def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
     """Do an act between the two records of this run."""
     ledger, lease, pid = ledger_of(task.app), task.lease, os.getpid()
-    number = ledger.number(f"{task.request.id}.{task.name}.{tag}") if task.request.id else 0
+    task_id = "" if _is_called_by_itself(task) else task.request.id or ""
+    number = ledger.number(f"{task_id}.{task.name}.{tag}") if task_id else 0
     act, *args = acts[min(number, len(acts) - 1)]
     who = {
         "signature": _signature(task, tag),
         "key": lease.key or f"plain:{tag}",
-        "run": _run_of(lease),
-        "task_id": task.request.id or "",
+        "run": _run_of(lease) if task_id else os.urandom(5).hex(),
+        "task_id": task_id,
     }
     how = "return"
     ledger.note("start", tag=tag, number=number, parent=os.getppid(), **who)
@@ -242,11 +243,17 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
             ledger.note("end", how=how, **who)
 
 
+def _is_called_by_itself(task: Task) -> bool:
+    """Tell whether this is a plain call by a body of the same task: a part of that, with a copy of its request (Celery 5.7)."""
+    stack = task.request_stack.stack
+    return len(stack) > 1 and stack[-1].id == stack[-2].id
+
+
 def _signature(task: Task, tag: str) -> str:
     """What a body must not run twice at once with, by the task's own options; the lease is not asked."""
     request = task.request
     eager = request.is_eager and not task.app.conf.get("singleton_lock_eager", False)
-    free = task.singleton is False or request.called_directly or eager
+    free = task.singleton is False or request.called_directly or eager or _is_called_by_itself(task)
     return f"{'plain ' if free else ''}{task.name} {tag}"
 
 
