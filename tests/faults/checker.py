@@ -17,6 +17,10 @@ from tests.faults.schedule import Fault, Limits
 
 #: Seconds within which a death is seen on a busy machine.
 SEEN = 0.3
+#: Kinds of faults after which a message may rightly run again.
+DISTURBING = ("kill", "stop", "child stop", "outage", "empty")
+#: Seconds within which a worker decides on a message that it has: it may be postponed, or wait for one that runs.
+HOLDUP = 60.0
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,21 @@ class Violation:
 
 @dataclass
 class Body:
-    """One run of a body under one lease; its end is also its process's death."""
+    """One run of a body under one lease; its end is also its process's death.
 
+    Arguments:
+        signature: what it must not run twice at once with, as its task says.
+        key: of its lock, as the library says.
+        taken: when its lease was taken as far as that was seen, else its start.
+    """
+
+    signature: str
     key: str
     run: str
     task_id: str
     pid: int
     start: float
+    taken: float
     end: float = math.inf
     how: str = "goes on"
 
@@ -61,28 +73,43 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
     _kill(bodies, faults)
     lost = [event for event in events if event["what"] == "lost"]
     found = [
-        *_overlaps(bodies, lost, faults, limits),
+        *_reused(bodies),
+        *_overlaps(events, bodies, lost, faults, limits),
         *_lost_without_fault(events, bodies, lost, faults, limits),
-        *_promises(events, bodies),
+        *_promises(events, bodies, faults),
         *_leases(events, bodies, faults, limits),
-        *_store(events, limits),
+        *_store(events, faults, limits),
     ]
     return found
 
 
 def bodies_of(events: Sequence[Event]) -> list[Body]:
     """Return the runs of bodies, in the order of their start."""
-    bodies: dict[tuple[str, int], Body] = {}
+    bodies: list[Body] = []
+    going: dict[tuple[str, int], list[Body]] = {}
+    taken = {run: times[0] for run, times in _seen(events, "take").items()}
     for event in events:
-        name = (event.get("run", ""), event["pid"])
         if event["what"] == "start":
-            bodies[name] = Body(event["key"], event["run"], event["task_id"], event["pid"], event["at"])
+            start, run = event["at"], event["run"]
+            who = (event["signature"], event["key"], run, event["task_id"], event["pid"], start)
+            bodies.append(Body(*who, min(start, taken.get(run, start))))
+            going.setdefault((run, event["pid"]), []).append(bodies[-1])
         elif event["what"] == "end":
-            bodies[name].end, bodies[name].how = event["at"], event["how"]
+            body = going[event["run"], event["pid"]].pop(0)
+            body.end, body.how = event["at"], event["how"]
     for event in events:
         if event["what"] == "death":
-            _die(bodies.values(), event)
-    return sorted(bodies.values(), key=lambda body: body.start)
+            _die(bodies, event)
+    return sorted(bodies, key=lambda body: body.start)
+
+
+def _seen(events: Iterable[Event], *does: str) -> dict[str, list[float]]:
+    """When MONITOR saw that a run took its lock, or renewed it."""
+    seen: dict[str, list[float]] = {}
+    for event in events:
+        if any(did in does for did in event.get("does", ())):
+            seen.setdefault(event["run"], []).append(event["at"])
+    return seen
 
 
 def _die(bodies: Iterable[Body], death: Event) -> None:
@@ -103,32 +130,60 @@ def overlaps(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
     """Return pairs of bodies of one signature that ran at once, the earlier one first."""
     for first, second in combinations(bodies, 2):
         # Of a death it is known when it was seen, by a look every so often.
-        if first.key == second.key and second.start < first.end - (SEEN if first.how == "died" else 0.0):
+        if first.signature == second.signature and second.start < first.end - (SEEN if first.how == "died" else 0.0):
             yield first, second
 
 
+def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
+    """A lease is of one body alone, in whatever process."""
+    begun: dict[str, Body] = {}
+    for body in bodies:
+        if body.run in begun:
+            yield Violation("reused", f"{body.key}: {begun[body.run]} and {body} under one lease")
+        begun[body.run] = body
+
+
 def _overlaps(
-    bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
+    events: Sequence[Event], bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
-    beaten: set[str] = set()  # whose lease went to somebody else by an excused overlap, and cannot be taken again
-    for first, second in overlaps(bodies):
-        excuse = _excuse(first, second, faults, limits)
+    beaten: dict[str, float] = {}  # when a run's lease went to somebody else by an excused overlap
+    had = _seen(events, "take", "renew")
+    for pair in overlaps(bodies):
+        first, second = sorted(pair, key=lambda body: body.taken)  # a worker may be stopped between grant and body
+        held = max([first.taken, *(at for at in had.get(first.run, ()) if at <= second.taken)])
+        excuse = _excuse(first, second, held, faults, limits)
         if excuse is None:
             told = any(event["run"] == first.run and event["at"] <= second.start for event in lost)
-            if not (told and first.run in beaten):
-                yield Violation("overlap", f"{first.key}: {first} and {second}")
+            if not told or held > beaten.get(first.run, -math.inf):
+                yield Violation("overlap", f"{first.signature}, {first.key}: {first} and {second}")
             continue
-        beaten.add(first.run)
+        beaten[first.run] = second.taken
         if not _told(first, second, excuse, lost, faults, limits):
-            yield Violation("untold", f"{first.key}: {first} was never told of {second}")
+            yield Violation("untold", f"{first.signature}, {first.key}: {first} was never told of {second}")
 
 
-def _excuse(first: Body, second: Body, faults: list[Fault], limits: Limits) -> Fault | None:
+def _excuse(first: Body, second: Body, held: float, faults: list[Fault], limits: Limits) -> Fault | None:
     for fault in faults:
-        begin, end = fault.endangers(limits)
-        if first.start <= fault.until and fault.concerns(first.pid) and begin <= second.start <= end + limits.slack:
+        begin, end = _endangered(held, fault, limits)
+        if fault.concerns(first.pid) and begin <= second.start <= end + limits.slack:
             return fault
     return None
+
+
+def _endangered(held: float, fault: Fault, limits: Limits) -> tuple[float, float]:
+    """Return from when to when a lease can be taken by somebody else because of a fault; never: an empty span.
+
+    Arguments:
+        held: when it surely was its owner's. A fault that was over by then has not ended it.
+    """
+    begin, end = fault.endangers(limits)
+    if held > fault.until:
+        return math.inf, -math.inf
+    if fault.kind in ("stop", "outage") and held > fault.at:
+        begin = held + limits.ttl * 2 / 3
+        if begin > end + limits.slack:  # it outlives the fault, and is renewed
+            return math.inf, -math.inf
+    return begin, end
 
 
 def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], faults: list[Fault], limits: Limits) -> bool:
@@ -158,26 +213,78 @@ def _lost_without_fault(
     for event in lost:
         body = runs.get(event["run"])
         if body is None or not any(explains(fault, body, event["at"]) for fault in faults):
-            yield Violation("lost", f"{event['run']} at {event['at']:.2f}: no fault explains it")
+            yield Violation("lost", f"{event.get('key')} of {body or event['run']}: at {event['at']:.2f}, by no fault")
 
 
 def _explains(fault: Fault, body: Body, at: float, faults: list[Fault], limits: Limits) -> bool:
-    begin, end = fault.endangers(limits)
+    # MONITOR ends with the store: that a lease was taken just before may not have been seen.
+    unseen = limits.slack if fault.kind == "empty" and body.taken == body.start else 0.0
+    begin, end = _endangered(body.taken - unseen, fault, limits)
     by = _awake(body.pid, max(begin, end), faults) + limits.heal + limits.slack
     return fault.concerns(body.pid) and begin <= at <= by
 
 
-def _promises(events: Sequence[Event], bodies: Sequence[Body]) -> Iterator[Violation]:
+def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault]) -> Iterator[Violation]:
     """What was sent to be run must have run to its end: at least once, or just once, or not at all."""
+    pending = {event["task_id"] for event in undecided(events, bodies, faults)}
     for event in events:
         if event["what"] != "sent":
             continue
         runs = [body for body in bodies if body.task_id == event["task_id"]]
         done = sum(body.how == "return" for body in runs)
-        fits = {"run": done >= 1, "once": done == 1, "one attempt": len(runs) == 1, "none": not runs, "any": True}
+        once = len(runs) <= 1 or _disturbed(event["at"], runs, faults)
+        fits = {
+            "run": done >= 1,
+            "once": done == 1,
+            "once in peace": done >= 1 and once,
+            "decided in peace": event["task_id"] not in pending and once,
+            "one attempt": len(runs) == 1,
+            "none": not runs,
+            "any": True,
+        }
         if not fits[event["expect"]]:
             text = f"{event['task_id'][:8]}: wanted {event['expect']!r}; {len(runs)} began, {done} came to their end"
-            yield Violation("never run" if event["expect"] in ("run", "once") and not done else "runs", text)
+            text += "".join(f"; {body.key}: {body}" for body in runs)
+            never = event["task_id"] in pending or (event["expect"] in ("run", "once", "once in peace") and not done)
+            yield Violation("never run" if never else "runs", text)
+
+
+def _disturbed(sent: float, runs: Sequence[Body], faults: list[Fault]) -> bool:
+    """Tell whether a fault touched a message between its sending and the end of its last body."""
+    over = max(body.end for body in runs) + SEEN
+    return any(f.kind in DISTURBING and f.at <= over and sent <= _until(f) + SEEN for f in faults)
+
+
+def _until(fault: Fault) -> float:
+    return fault.at if fault.kind == "kill" else fault.until  # what is dead does no more
+
+
+def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[Fault]) -> list[Event]:
+    """Return what was sent to be decided on, and neither ran, nor was a duplicate, nor can have been lost by a kill.
+
+    Arguments:
+        events: of a ledger; of such messages it must say which main process received them, and of bodies who their parent is.
+        bodies: of these events.
+        faults: what was done on purpose.
+    """
+    kills = [fault for fault in faults if fault.kind == "kill"]
+    killed = {pid for fault in kills for pid in fault.pids}
+    decided = {event["task_id"] for event in events if event["what"] == "duplicate"}
+    decided |= {body.task_id for body in bodies if body.how not in ("goes on", "died") or body.pid in killed}
+    received = {event["task_id"]: event for event in events if event["what"] == "received"}
+    parents = {event["pid"]: event.get("parent") for event in events if event["what"] == "start"}
+
+    def lost(task_id: str) -> bool:
+        """Tell whether whoever was the last to receive it was killed, or a child of his, soon after."""
+        last = received.get(task_id)
+        return last is not None and any(
+            last["pid"] in {*fault.pids, *(parents.get(pid) for pid in fault.pids)}
+            and last["at"] - SEEN <= fault.at <= last["at"] + HOLDUP
+            for fault in kills
+        )
+
+    wanted = [event for event in events if event["what"] == "sent" and event["expect"] == "decided in peace"]
+    return [event for event in wanted if event["task_id"] not in decided and not lost(event["task_id"])]
 
 
 def _leases(
@@ -251,15 +358,27 @@ class _Lock:
     expires: float
 
 
-def _store(events: Sequence[Event], limits: Limits) -> Iterator[Violation]:
+def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
     """Follow what scripts really did: who owned a lock when it was taken, renewed or freed."""
     locks: dict[str, _Lock] = {}
     released: dict[str, float] = {}
     for event in events:
         if event["what"] == "store reset":
             locks.clear()
+        elif event["what"] == "unknown script":
+            yield Violation("blind", f"a script at {event['at']:.2f} that the probe does not know: {event['digest']}")
+        elif event["what"] == "store" and event["verb"] == "free":
+            yield from _unlocked(event, locks, faults, limits)
         elif event["what"] == "store":
             yield from _step(event, locks, released, limits)
+
+
+def _unlocked(event: Event, locks: dict[str, _Lock], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+    """An operator may take a lock from anybody, where one was at work."""
+    at = event["at"]
+    if not any(f.kind == "unlock" and f.at - limits.slack <= at <= f.until + limits.slack for f in faults):
+        yield Violation("theft", f"{event['key']}: unlocked by nobody at {at:.2f}")
+    locks.pop(event["key"], None)
 
 
 def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:

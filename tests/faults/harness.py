@@ -27,6 +27,8 @@ from tests.faults.schedule import Fault, Limits, Schedule
 from tests.faults.tasks import make_app
 from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
 
+#: What is sent so need not come to its end.
+ANYHOW = ("any", "none", "decided in peace")
 #: A lease is freed within this when its child is killed, whatever its TTL.
 CHILD_BOUND = 6.0
 
@@ -315,10 +317,11 @@ class Bench:
         assert at_least <= value <= bound, f"{what}: {value:.2f} s is not within {limit}"
 
     def verdict(self) -> list[Violation]:
-        """Return what the checker finds in what has happened so far."""
+        """Return what the checker finds in what has happened so far, and which watcher has not seen it all."""
         for watcher in self._watchers:
             watcher.close()
-        return check(self.ledger.events(), self.schedule, self.limits)
+        blind = [Violation("blind", type(watcher).__name__) for watcher in self._watchers if not watcher.sound]
+        return [*blind, *check(self.ledger.events(), self.schedule, self.limits)]
 
     def settle(self) -> None:
         """Wait until what must run has run, no body runs and no lease is left; then ask the checker."""
@@ -330,7 +333,7 @@ class Bench:
         assert not found, f"\n{table(found)}"
 
     def _done(self) -> bool:
-        wanted = {e["task_id"] for e in self.ledger.events("sent") if e["expect"] not in ("any", "none")}
+        wanted = {e["task_id"] for e in self.ledger.events("sent") if e["expect"] not in ANYHOW}
         return wanted <= {e["task_id"] for e in self.ledger.events("end") if e["how"] == "return"}
 
     def _idle(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import select
 import threading
 import time
@@ -22,13 +23,17 @@ _ERRORS = (redis.RedisError, OSError)
 
 
 class Watching(ABC, threading.Thread):
-    """A thread that repeats one step until it is told to end, whatever the server does meanwhile."""
+    """A thread that repeats one step until it is told to end, whatever the server does meanwhile.
+
+    Another error ends it: then it is not ``sound`` when it is closed.
+    """
 
     def __init__(self, ledger: Ledger, every: float) -> None:
         super().__init__(daemon=True)
         self.ledger = ledger
         self._every = every
         self._end = threading.Event()
+        self.sound = False
 
     @abstractmethod
     def step(self) -> None:
@@ -41,6 +46,8 @@ class Watching(ABC, threading.Thread):
 
     def close(self) -> None:
         """End the thread, and look a last time."""
+        if not self._end.is_set():
+            self.sound = self.is_alive()
         self._end.set()
         self.join(10)
         with contextlib.suppress(*_ERRORS):
@@ -101,7 +108,10 @@ class Deaths(Watching):
 
 
 class Commands(threading.Thread):
-    """Notes, with MONITOR, every call of a script and what it really did to a lock."""
+    """Notes, with MONITOR, every call of a script and what it really did to a lock.
+
+    An error that is none of the server ends it: then it is not ``sound`` when it is closed, nor where it has not heard all.
+    """
 
     def __init__(self, ledger: Ledger, url: str) -> None:
         super().__init__(daemon=True)
@@ -112,7 +122,10 @@ class Commands(threading.Thread):
         self._call: dict[str, object] | None = None
         self._lock = ""
         self._offset = now() - time.time()
+        self._marker = secrets.token_hex(8)
+        self._heard = threading.Event()
         self.ready = threading.Event()
+        self.sound = False
 
     def run(self) -> None:
         while not self._end:
@@ -131,14 +144,27 @@ class Commands(threading.Thread):
 
     def close(self) -> None:
         """End the thread, once it has read what the server was sent before."""
-        time.sleep(0.05)
+        if self._end:
+            return
+        heard = self._hears()
+        self.sound = heard and self.is_alive()
         self._end = True
-        with (
-            contextlib.suppress(*_ERRORS),
-            contextlib.closing(redis.Redis.from_url(self._url, socket_timeout=1)) as client,
-        ):
-            client.ping()
+        with contextlib.suppress(*_ERRORS):
+            self._say("over")
         self.join(5)
+
+    def _hears(self) -> bool:
+        """Tell whether a word to the server comes back; it may just be connecting again."""
+        deadline = now() + 5
+        while not self._heard.is_set() and self.is_alive() and now() < deadline:
+            with contextlib.suppress(*_ERRORS):
+                self._say(self._marker)
+            self._heard.wait(0.2)
+        return self._heard.is_set()
+
+    def _say(self, word: str) -> None:
+        with contextlib.closing(redis.Redis.from_url(self._url, socket_timeout=1)) as client:
+            client.echo(word)
 
     def _read(self, line: str) -> None:
         at, _, rest = line.partition(" ")
@@ -151,12 +177,16 @@ class Commands(threading.Thread):
             self._outside(float(at) + self._offset, words)
         else:
             self._call = None
+            if words[1:] == [self._marker]:
+                self._heard.set()
 
     def _outside(self, at: float, words: list[str]) -> None:
         digest = words[1] if words[0].upper() == "EVALSHA" else sha1(words[1].encode()).hexdigest()
         count = int(words[2])
         keys, args = words[3 : 3 + count], words[3 + count :]
         self._call = {"verb": self._verbs.get(digest, "?"), "args": args}
+        if digest not in self._verbs:
+            self.ledger.note("unknown script", at, digest=digest)
         if self._call["verb"] == "renew":
             for index, token in enumerate(args[::2]):
                 # A main process knows the attempt alone, and gives its key for both.
@@ -183,6 +213,8 @@ class Commands(threading.Thread):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")
+        elif verb == "free" and command == "DEL":  # by an operator, whoever has it
+            self.ledger.note("store", at, verb=verb, run="", key=words[1], does=["unlock"])
 
     def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
         self.ledger.note("store", at, verb=verb, run=name_of(token), key=key, does=[does], ttl=ttl)

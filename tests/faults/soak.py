@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.faults.checker import check, figures, table
+from tests.faults.checker import bodies_of, figures, table, undecided
 from tests.faults.harness import Bench
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
@@ -129,20 +129,23 @@ class Soak:
         tag = f"tag{self._draw.randrange(TAGS)}"
         act = ["sleep", round(self._draw.uniform(0.05, 1.5), 2)] if self._draw.random() < 0.9 else ["sleep", 2 * TTL]
         if self._draw.random() < 0.5:
-            self._bench.send("late", tag, act, expect="run")
+            self._bench.send("late", tag, act, expect="once in peace")
         else:
-            self._bench.send("skip", tag, act)
+            self._bench.send("skip", tag, act, expect="decided in peace")
 
     def settle(self, timeout: float) -> None:
-        """Wait until all that must run has run, and no lease is left."""
-        wanted = {event["task_id"] for event in self._bench.ledger.events("sent") if event["expect"] == "run"}
+        """Wait until all that must run has run, all that may be skipped is decided on, and no lease is left."""
+        ledger = self._bench.ledger
+        wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
 
-        def missing() -> set[str]:
-            return wanted - {event["task_id"] for event in self._bench.ledger.events("end") if event["how"] == "return"}
+        def missing() -> bool:
+            done = {event["task_id"] for event in ledger.events("end") if event["how"] == "return"}
+            events = ledger.events()
+            return bool(wanted - done or undecided(events, bodies_of(events), self._bench.schedule))
 
         deadline = time.monotonic() + timeout
         while missing() and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(1.0)
         until(lambda: not self._bench._leases(), "no lease is left", 60)
 
     # -- faults ------------------------------------------------------------------------------------
@@ -223,10 +226,8 @@ def main() -> int:
         soak = Soak(bench, options.seed, options.minutes * 60)
         soak.run()
         soak.settle(180)
-        for watcher in bench._watchers:
-            watcher.close()
+        violations = bench.verdict()
         events = bench.ledger.events()
-        violations = check(events, bench.schedule, bench.limits)
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))
         if violations:
             print(table(violations))
@@ -257,7 +258,7 @@ def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kind
     rows = [*Counter(fault.kind for fault in soak.done).items(), *counts.items()]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
-    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs", "reused", "blind")]
     for name, count in rows:
         print(f"  {name:<28} {count:>6}")
 

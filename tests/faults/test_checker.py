@@ -15,9 +15,11 @@ LIMITS = Limits(ttl=6.0, timeout=1.0, slack=0.3)  # a third of the TTL and the t
 KEY = "singleton:{job}:lock:1"
 
 
-def body(run: str, start: float, end: float | None, how: str = "return", pid: int = 1, key: str = KEY) -> list[Event]:
-    """Return the records of one body; without an end it goes on."""
-    who = {"key": key, "run": run, "pid": pid, "task_id": f"task-{run}"}
+def body(
+    run: str, start: float, end: float | None, how: str = "return", pid: int = 1, key: str = KEY, signature: str = ""
+) -> list[Event]:
+    """Return the records of one body; without an end it goes on. Each key is of a signature of its own, unless one is given."""
+    who = {"signature": signature or key, "key": key, "run": run, "pid": pid, "task_id": f"task-{run}"}
     begun = [{"what": "start", "at": start, **who}]
     return begun + ([] if end is None else [{"what": "end", "at": end, "how": how, **who}])
 
@@ -45,6 +47,7 @@ def found(events: list[Event], *faults: Fault) -> set[str]:
 STOP = Fault("stop", 10, 30, frozenset({1}))
 OUTAGE = Fault("outage", 10, 30)
 EMPTY = Fault("empty", 10, 12)
+UNLOCK = Fault("unlock", 10, 10.1)
 
 
 def test_nothing_to_find() -> None:
@@ -73,6 +76,32 @@ def test_overlap_with_a_body_without_end() -> None:
 def test_other_signatures() -> None:
     """Bodies of different signatures may run at once."""
     assert set() == found(body("a", 0, 5) + body("b", 1, 9, key="other"))
+
+
+def test_overlap_under_another_key() -> None:
+    """Which bodies are of one signature the task says, and not the library's key."""
+    events = body("a", 0, 5, signature="job 1") + body("b", 4.9, 9, pid=2, key="other", signature="job 1")
+    assert {"overlap"} == found(events)
+    events = body("a", 0, 5, signature="job 1") + body("b", 4.9, 9, pid=2, signature="job 2")
+    assert set() == found(events)
+
+
+@pytest.mark.parametrize(
+    ("second", "pid", "verdict"), [(2, 1, {"reused", "overlap"}), (6, 1, {"reused"}), (6, 2, {"reused"})]
+)
+@pytest.mark.parametrize("expect", ["any", "run", "once", "one attempt"])
+def test_two_bodies_under_one_lease(second: float, pid: int, verdict: set[str], expect: str) -> None:
+    """A lease is for one body, whether a second one runs beside the first or after it, in the same process or in another."""
+    events = [event("sent", 0, task_id="task-a", expect=expect)]
+    events += body("a", 1, 5) + body("a", second, 8, pid=pid)
+    assert verdict | ({"runs"} if expect in ("once", "one attempt") else set()) == found(events)
+
+
+def test_each_body_has_its_end() -> None:
+    """Of two bodies under one lease the first to end does not end the other."""
+    events = [*body("a", 1, 3), *body("a", 2, 8), *body("b", 7, 9, pid=2)]
+    texts = [v.text for v in check(sorted(events, key=lambda e: e["at"]), [], LIMITS) if v.kind == "overlap"]
+    assert 2 == len(texts)
 
 
 def test_a_death_is_an_end() -> None:
@@ -110,6 +139,50 @@ def test_after_an_excused_overlap() -> None:
     assert {"overlap", "lost"} == found([*body("a", 0, 60), *body("c", 25, 30, pid=3), lost("a", 13)], EMPTY)
 
 
+@pytest.mark.parametrize(("again", "verdict"), [([13], {"overlap"}), ([], set()), ([10.5], set()), ([25], set())])
+def test_after_it_was_taken_again(again: list[float], verdict: set[str]) -> None:
+    """Who lost a lease and took it again keeps others from running from then on."""
+    events = [*body("a", 0, 60), *body("b", 11, 12, pid=2), *body("c", 14, 20, pid=3), lost("a", 13.1)]
+    events += [store(10.9, "acquire", "b", "take"), store(12, "release", "b", "free")]
+    events += [store(at, "retake", "a", "take") for at in again]
+    # What comes to the store later is no theft: each is alone there.
+    assert verdict == found([*events, event("store reset", 10.8), event("store reset", 24)], EMPTY)
+
+
+def test_renewed_after_the_fault() -> None:
+    """Whoever renews a lease when a fault is over has not lost it by that fault."""
+    events = [*body("a", 0, 60), lost("a", 32), *body("b", 31, 40, pid=2)]
+    assert set() == found([*events, store(9, "renew", "a", "renew"), store(30.9, "acquire", "b", "take")], OUTAGE)
+    assert {"overlap"} == found([*events, store(30.5, "renew", "a", "renew")], OUTAGE)
+    assert {"overlap"} == found([*events, store(27.5, "retake", "a", "take")], OUTAGE)
+
+
+def test_taken_again_and_lost_again() -> None:
+    """A second loss excuses as the first did."""
+    events = [*body("a", 0, 60), *body("b", 11, 12, pid=2), *body("c", 25, 30, pid=3), lost("a", 13.1)]
+    events += [store(13, "retake", "a", "take"), event("store reset", 20), *body("d", 40, 50, pid=4)]
+    assert {"overlap"} == found(events, EMPTY)
+    assert set() == found(events, EMPTY, Fault("empty", 24, 24.5))
+
+
+def test_unlocked() -> None:
+    """Who is unlocked has to be told, and others may run from then on; before it, or without it, they may not."""
+    events = [*body("a", 0, 60), lost("a", 12), *body("b", 10.5, 40, pid=2), *body("c", 41, 50, pid=3)]
+    assert set() == found(events, UNLOCK)
+    assert {"untold"} == found([e for e in events if e["what"] != "lost" and e.get("run") != "c"], UNLOCK)
+    assert {"overlap"} == found([*body("a", 0, 60), lost("a", 12), *body("b", 9.9, 40, pid=2)], UNLOCK)
+    assert {"overlap"} == found([*body("a", 10.3, 60), *body("b", 11, 40, pid=2)], UNLOCK)
+    assert {"overlap", "lost"} == found(events)
+
+
+def test_unlocked_alone() -> None:
+    """Who is unlocked and told has no lease; one that was there only later has."""
+    there = [event("key", 0, run="a", key=KEY), event("gone", 10.1, run="a"), event("looked", 70)]
+    assert set() == found([*body("a", 0, 60), lost("a", 12), *there], UNLOCK)
+    assert {"lost", "early"} == found([*body("a", 0, 60), lost("a", 12), *there])
+    assert {"lost"} == found([*body("a", 10.3, 60), lost("a", 12)], UNLOCK)
+
+
 def test_lost_data_excuse_at_once() -> None:
     """After a loss of data nothing has to expire first."""
     assert set() == found([*body("a", 0, 40), lost("a", 13), *body("b", 10.5, 40, pid=2)], EMPTY)
@@ -129,6 +202,36 @@ def test_stop_of_the_second() -> None:
 def test_body_begun_after_the_fault() -> None:
     """A fault that was over before the first body began excuses nothing."""
     assert {"overlap"} == found(body("a", 30.5, 60) + body("b", 32, 60, pid=2), OUTAGE)
+
+
+@pytest.mark.parametrize(
+    ("fault", "first", "second", "verdict"),
+    [
+        (OUTAGE, 29.99, 32, {"overlap"}),  # it lives until 35.9
+        (OUTAGE, 25, 28.9, {"overlap"}),
+        (OUTAGE, 25, 29.1, set()),
+        (OUTAGE, 28, 32.1, set()),
+        (STOP, 27, 30.2, {"overlap"}),
+        (STOP, 26, 30.1, set()),
+        (EMPTY, 11.9, 12.1, set()),
+    ],
+)
+def test_body_begun_within_the_fault(fault: Fault, first: float, second: float, verdict: set[str]) -> None:
+    """A lease that was taken within an outage or a stop has to expire before somebody else can have it."""
+    events = [*body("a", first, 60), lost("a", second + 0.5), *body("b", second, 40, pid=2)]
+    assert verdict == found(events, fault) - {"lost"}
+
+
+def test_taken_before_a_stop() -> None:
+    """A worker may be stopped between the grant and its body: what counts is when the lease was taken."""
+    grant = store(9.99, "acquire", "a", "take")
+    later = [*body("a", 30.05, 60), lost("a", 31), *body("b", 16, 40, pid=2)]
+    assert set() == found([grant, *later], STOP)
+    assert {"overlap"} <= found(later, STOP)
+    assert {"overlap"} <= found([store(15, "acquire", "a", "take"), event("store reset", 15.5), *later])
+    soon = [*body("a", 30.05, 60), lost("a", 31), *body("b", 30.1, 40, pid=2)]
+    assert set() == found([grant, *soon], STOP)
+    assert {"overlap", "lost"} == found(soon, STOP)
 
 
 def test_kill_is_no_excuse() -> None:
@@ -164,6 +267,36 @@ def test_lost_without_fault() -> None:
 def test_lost_at_the_wrong_time(at: float, verdict: set[str]) -> None:
     """A fault explains losses from the earliest expiry until everybody has been told."""
     assert verdict == found([*body("a", 0, 60), lost("a", at)], STOP)
+
+
+@pytest.mark.parametrize(
+    ("fault", "start", "at", "verdict"),
+    [
+        (OUTAGE, 30.2, 31, {"lost", "early"}),  # the store was back
+        (STOP, 30.2, 31, {"lost", "early"}),
+        (OUTAGE, 30.2, 34.5, {"lost", "early"}),
+        (OUTAGE, 29.9, 31, {"lost", "early"}),  # it has just been granted
+        (OUTAGE, 29.9, 34.5, {"lost", "early"}),
+        (OUTAGE, 25, 28.9, {"lost", "early"}),
+        (OUTAGE, 25, 29.1, set()),
+        (OUTAGE, 25, 33, set()),
+        (STOP, 9.9, 32, set()),
+        (EMPTY, 12.4, 13, {"lost", "early"}),
+        (EMPTY, 12.2, 13, set()),  # that it was taken before was not seen
+    ],
+)
+def test_lease_begun_after_the_fault(fault: Fault, start: float, at: float, verdict: set[str]) -> None:
+    """A fault explains only the end of a lease that was there, and of one that was taken meanwhile only after it could expire."""
+    events = [*body("a", start, 60), *body("b", at - 0.2, at - 0.1, pid=2), lost("a", at)]
+    seen = [event("key", start, run="a", key=KEY), event("gone", at, run="a"), event("looked", 70)]
+    assert verdict == found([*events, *seen], fault) - {"overlap"}
+
+
+def test_answered_slowly() -> None:
+    """A lease that was granted within an outage, and whose answer came after it, was there."""
+    events = [*body("a", 30.05, 60), lost("a", 32)]
+    assert set() == found([*events, store(25, "acquire", "a", "take")], OUTAGE)
+    assert {"lost"} == found([*events, store(30.01, "acquire", "a", "take")], OUTAGE)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +377,80 @@ def test_run_too_often() -> None:
     assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="once"), *twice])
     assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="one attempt"), *twice])
     assert {"runs"} == found([event("sent", 0, task_id="task-a", expect="none"), *body("a", 1, 2)])
+
+
+@pytest.mark.parametrize("expect", ["once in peace", "decided in peace"])
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        (None, {"runs"}),
+        (Fault("kill", 1.5, math.inf, frozenset({1})), set()),
+        (Fault("kill", 0.5, math.inf, frozenset({1})), {"runs"}),  # it was sent later
+        (Fault("kill", 5, math.inf, frozenset({1})), {"runs"}),
+        (Fault("stop", 0.5, 1.2, frozenset({1})), set()),
+        (Fault("child stop", 3.5, 9, frozenset({1})), set()),
+        (Fault("outage", 2, 2.5), set()),
+        (Fault("empty", 2, 2.5), set()),
+        (Fault("empty", 0.2, 0.5), {"runs"}),
+        (Fault("pause", 2, 2.5), {"runs"}),
+    ],
+)
+def test_run_again_in_peace(expect: str, fault: Fault | None, verdict: set[str]) -> None:
+    """What no fault touched between its sending and its last end runs once."""
+    sent = event("sent", 1, task_id="task-a", expect=expect)
+    twice = body("a", 1.1, 2) + [{**e, "run": "b"} for e in body("a", 3, 4)]
+    assert verdict == found([sent, *twice], *([fault] if fault else []))
+    assert set() == found([sent, *body("a", 1.1, 2)])
+
+
+def test_run_again_beside_itself() -> None:
+    """Two bodies of one message are found though neither has ended, and though the second ends first."""
+    sent = event("sent", 1, task_id="task-a", expect="once in peace")
+    twice = body("a", 1.1, 9) + [{**e, "run": "b"} for e in body("a", 3, 4, pid=2)]
+    assert {"runs", "overlap"} == found([sent, *twice])
+
+
+def test_never_run_in_peace() -> None:
+    """A message that was lost, whatever else was at work."""
+    sent = event("sent", 1, task_id="task-a", expect="once in peace")
+    assert {"never run"} == found([sent], Fault("kill", 1.5, math.inf, frozenset({1})))
+
+
+def test_never_decided() -> None:
+    """What may be skipped has to be: it runs, or it is a duplicate."""
+    sent = event("sent", 1, task_id="task-a", expect="decided in peace")
+    assert {"never run"} == found([sent])
+    assert {"never run"} == found([sent, event("duplicate", 2, task_id="task-b")])
+    assert set() == found([sent, event("duplicate", 2, task_id="task-a")])
+    assert set() == found([sent, *body("a", 2, 3)])
+    assert {"never run"} == found([sent, *body("a", 2, None)])
+    died = [*body("a", 2, None), event("death", 3, of=1)]
+    assert {"never run"} == found([sent, *died])
+    assert set() == found([sent, *died], Fault("kill", 3, math.inf, frozenset({1})))
+
+
+@pytest.mark.parametrize(
+    ("pid", "at", "verdict"),
+    [
+        (7, 2.5, set()),  # who received it
+        (8, 2.5, set()),  # a child of his
+        (7, 1.5, {"never run"}),  # before
+        (7, 70, {"never run"}),  # long after
+        (9, 2.5, {"never run"}),  # somebody else
+        (6, 2.5, {"never run"}),  # who had it before
+    ],
+)
+def test_lost_by_a_kill(pid: int, at: float, verdict: set[str]) -> None:
+    """A kill explains what was lost only where it met the worker that had the message last, and soon."""
+    kill = Fault("kill", at, math.inf, frozenset({pid}))
+    sent = event("sent", 1, task_id="task-a", expect="decided in peace")
+    other = [{**e, "parent": 7} for e in body("x", 0, 0.5, pid=8, key="x")]
+    received = [
+        event("received", 1.1, task_id="task-a") | {"pid": 6},
+        event("received", 2, task_id="task-a") | {"pid": 7},
+    ]
+    assert verdict == found([sent, *other, *received], kill)
+    assert {"never run"} == found([sent, *other], kill)
 
 
 # -- leases ----------------------------------------------------------------------------------------
@@ -334,6 +541,19 @@ def test_theft(verb: str, does: str) -> None:
     events = [store(0, "acquire", "a", "take"), store(3, verb, "b", does)]
     assert {"theft"} == found(events)
     assert set() == found([store(0, "acquire", "a", "take"), store(3, verb, "b")])
+
+
+def test_unlock_of_the_schedule() -> None:
+    """An operator takes a lock from its owner, when the schedule says so; then it is free."""
+    events = [store(5, "acquire", "a", "take"), store(10.05, "free", "", "unlock"), store(10.2, "acquire", "b", "take")]
+    assert set() == found(events, UNLOCK)
+    assert {"theft"} == found(events)
+    assert {"theft"} == found([events[0], events[2]], UNLOCK)
+
+
+def test_script_that_is_not_known() -> None:
+    """A probe that does not know what is done sees nothing."""
+    assert {"blind"} == found([event("unknown script", 1, digest="0123")])
 
 
 def test_expired_and_taken() -> None:

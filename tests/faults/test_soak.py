@@ -28,6 +28,7 @@ class Machine:
         self.slow = slow
         self.time = 0.0
         self.sent = 0
+        self.expected: set[str] = set()
         self.faults: list[tuple[str, int | None, float, float]] = []
         self.app = None
         self.workers: list[Any] = []
@@ -58,6 +59,7 @@ class Machine:
     def send(self, *args: Any, **options: Any) -> None:
         self.time += self.slow
         self.sent += 1
+        self.expected.add(f"{args[0]}: {options['expect']}")
 
     def _starts(self, what: str) -> list[dict[str, int]]:
         """Which of a worker's two children was the last to begin a body depends on how far the processes have come."""
@@ -126,3 +128,8 @@ def test_a_run_has_all_kinds_and_everybody() -> None:
     assert set(SPANS) == {fault.kind for fault in soak.done}
     assert set(range(len(POOLS))) == {who for _, who, _, _ in machine.faults if who is not None}
     assert MINUTES * 60 - 20 < machine.time <= MINUTES * 60 + 1e-6
+
+
+def test_something_is_expected_of_every_message() -> None:
+    """What waits has to run, once in peace; what may be skipped has to be decided on."""
+    assert {"late: once in peace", "skip: decided in peace"} == _run(1, 0.0).expected

@@ -1,0 +1,238 @@
+"""The probes' own tests: what MONITOR really says is understood, and who sees nothing is found out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from hashlib import sha1
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import redis
+
+import celery_singleton_lock
+from celery_singleton_lock.stores import Claim, Renewed
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.faults.checker import Violation, check
+from tests.faults.harness import Bench
+from tests.faults.ledger import Event, Ledger, name_of
+from tests.faults.probes import Commands, Keys, Watching
+from tests.faults.schedule import Fault, Limits, Schedule
+from tests.servers import RedisServer, until
+
+LIMITS = Limits(ttl=30.0)
+BASE = 'singleton:{job \\ "one"}'
+LOCK = f"{BASE}:lock:1"
+
+
+class Scene:
+    """A server that is watched, and two claims of one lock."""
+
+    def __init__(self, server: RedisServer, directory: Path) -> None:
+        self.ledger = Ledger(directory)
+        self.schedule = Schedule()
+        self.url = server.url()
+        self.commands = Commands(self.ledger, self.url)
+        self.commands.start()
+        until(self.commands.ready.is_set, "MONITOR")
+        self.store = RedisStore(connector(self.url, {}))
+        self.client = redis.Redis.from_url(self.url)
+        self.a, self.b = (Claim(BASE, "1", token * 32, 30.0, f"task-{token}", watched=token == "a") for token in "ab")
+
+    def seen(self) -> list[tuple[str, str, str, str]]:
+        """Return what was done to a lock: verb, token's letter, key, deed; all that was sent has been read."""
+        self.commands.close()
+        assert self.commands.sound
+        names = {name_of("a" * 32): "a", name_of("b" * 32): "b", "": ""}
+        events = [event for event in self.ledger.events("store") if event["does"]]
+        return [(event["verb"], names[event["run"]], event["key"], *event["does"]) for event in events]
+
+    def found(self, *faults: Fault) -> set[str]:
+        """Return the kinds of violations."""
+        return {violation.kind for violation in check(self.ledger.events(), [*self.schedule, *faults], LIMITS)}
+
+    def close(self) -> None:
+        self.commands.close()
+        self.store.close()
+        self.client.close()
+
+    def broken(self, verb: str, old: str, new: str, keys: list[str], *args: object) -> None:
+        """Run a script of which something was taken out; the probe takes it for the one that it was."""
+        text = (Path(celery_singleton_lock.__file__).parent / "stores" / f"{verb}.lua").read_text()
+        assert 1 == text.count(old)
+        text = text.replace(old, new)
+        self.commands._verbs[sha1(text.encode()).hexdigest()] = verb
+        self.client.eval(text, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    """A server of the test's own, watched."""
+    with RedisServer() as server:
+        scene = Scene(server, tmp_path)
+        yield scene
+        scene.close()
+
+
+def test_every_verb(scene: Scene) -> None:
+    """What each verb does to a lock is noted, and what does nothing is not; its script is known by its text and by its digest."""
+    for _ in range(2):
+        scene.store.acquire(scene.a)
+        scene.store.acquire(scene.b)
+        assert [Renewed.DONE, Renewed.TAKEN] == scene.store.renew([scene.a, scene.b])
+        scene.store.release(scene.b, True)
+        scene.client.delete(LOCK)
+        scene.store.retake(scene.a)
+        scene.store.retake(scene.b)
+        scene.store.holder(LOCK)
+        scene.store.release(scene.a, True)
+        scene.a, scene.b = scene.b, scene.a
+    deeds = [("acquire", "take"), ("renew", "renew"), ("retake", "take"), ("release", "free")]
+    assert [(verb, who, LOCK, deed) for who in "ab" for verb, deed in deeds] == scene.seen()
+    assert not scene.ledger.events("unknown script")
+    sent = [event["verb"] for event in scene.ledger.events("store", sent=True)]
+    assert ["acquire", "acquire", "renew", "renew", "release", "retake", "retake", "release"] == sent[
+        -8:
+    ]  # before, with EVAL as well
+
+
+def test_renewal_by_the_attempt(scene: Scene) -> None:
+    """A main process renews by the attempt alone; that is told from the child's own renewal."""
+    scene.store.acquire(scene.a)
+    scene.store.renew([Claim(BASE, "", scene.a.token, 30.0, "task-a", watched=True)])
+    scene.store.renew([scene.a])
+    assert [("renew", "a", LOCK, "renew")] * 2 == scene.seen()[1:]
+    own = [event["own"] for event in scene.ledger.events("store", verb="renew", sent=True)]
+    assert [False, True] == own[-2:]  # the first was sent twice: its script was not known
+
+
+def test_foreign_release(scene: Scene) -> None:
+    """A release of somebody else's lock is seen, and is a theft."""
+    scene.store.acquire(scene.a)
+    keys = [LOCK, scene.b.attempt, scene.b.ended]
+    scene.broken("release", "if has[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
+    assert [("acquire", "a", LOCK, "take"), ("release", "b", LOCK, "free")] == scene.seen()
+    assert {"theft"} == scene.found()
+
+
+def test_foreign_renewal(scene: Scene) -> None:
+    """A renewal of somebody else's lock is seen, and is a theft."""
+    scene.store.acquire(scene.a)
+    keys = [LOCK, scene.b.attempt]
+    scene.broken("renew", "if has[1] == ARGV[i] then", "if true then", keys, scene.b.token, 30000)
+    assert [("acquire", "a", LOCK, "take"), ("renew", "b", LOCK, "renew")] == scene.seen()
+    assert {"theft"} == scene.found()
+
+
+@pytest.mark.parametrize("verb", ["acquire", "retake"])
+def test_taken_after_its_release(scene: Scene, verb: str) -> None:
+    """What is taken by a run after its release is seen, and is a late renewal."""
+    scene.store.acquire(scene.a)
+    scene.store.release(scene.a, True)
+    getattr(scene.store, verb)(scene.a)
+    assert [("acquire", "take"), ("release", "free"), (verb, "take")] == [(v, does) for v, _, _, does in scene.seen()]
+    assert {"late renewal"} == scene.found()
+
+
+def test_renewal_after_its_release(scene: Scene) -> None:
+    """A renewal that does something after the release is seen, and is a late renewal."""
+    scene.store.acquire(scene.a)
+    scene.store.release(scene.a, True)
+    scene.broken("renew", "if has[1] == ARGV[i] then", "if true then", [LOCK, scene.a.attempt], scene.a.token, 30000)
+    assert ("renew", "a", LOCK, "renew") == scene.seen()[-1]
+    assert {"late renewal"} == scene.found()
+
+
+def test_unlock(scene: Scene) -> None:
+    """An operator's unlock is seen; it is fine where the schedule has one."""
+    scene.store.acquire(scene.a)
+    with scene.schedule.during("unlock"):
+        scene.store.free(BASE, LOCK)
+    scene.store.acquire(scene.b)
+    assert ("free", "", LOCK, "unlock") == scene.seen()[1]
+    assert set() == scene.found()
+    scene.schedule.faults.clear()
+    assert {"theft"} == scene.found()
+
+
+def test_unknown_script(scene: Scene) -> None:
+    """A script that the probe does not know is told."""
+    scene.client.eval("return 1", 0)  # type: ignore[no-untyped-call]
+    assert [] == scene.seen()
+    assert {"blind"} == scene.found()
+
+
+def test_cut_off(scene: Scene) -> None:
+    """A connection that was closed is made again, and told."""
+    scene.commands.ready.clear()
+    scene.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
+    until(scene.commands.ready.is_set, "MONITOR")
+    scene.store.acquire(scene.a)
+    assert [("acquire", "a", LOCK, "take")] == scene.seen()
+    assert 2 == len(scene.ledger.events("store reset"))  # the other at its end
+
+
+# An error in a thread is what is tested.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_reader_that_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that met an error of its own sees nothing more, and is not sound."""
+    monkeypatch.setattr(scene.commands, "_read", lambda line: 1 / 0)
+    scene.store.acquire(scene.a)
+    until(lambda: not scene.commands.is_alive(), "the thread is over")
+    scene.commands.close()
+    assert not scene.commands.sound
+
+
+def test_reader_that_hears_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that lives and reads nothing is not sound."""
+    monkeypatch.setattr(scene.commands, "_read", lambda line: None)
+    scene.commands.close()
+    assert not scene.commands.sound
+
+
+class Broken(Watching):
+    """A watcher whose step fails."""
+
+    def __init__(self, ledger: Ledger, error: Exception) -> None:
+        super().__init__(ledger, 0.001)
+        self.error = error
+        self.stepped = threading.Event()
+
+    def step(self) -> None:
+        self.stepped.set()
+        raise self.error
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(("error", "sound"), [(redis.ConnectionError(), True), (ValueError(), False)])
+def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> None:
+    """An absent store ends no watcher; an error of its own does, and that is known, however often it is closed."""
+    watcher = Broken(Ledger(tmp_path), error)
+    watcher.start()
+    watcher.stepped.wait(10)
+    if not sound:
+        watcher.join(10)
+        watcher.error = redis.ConnectionError()  # for the last look
+    for _ in range(2):
+        watcher.close()
+        assert sound is watcher.sound
+    bench = SimpleNamespace(_watchers=[watcher], ledger=watcher.ledger, schedule=Schedule(), limits=LIMITS)
+    assert ([] if sound else [Violation("blind", "Broken")]) == Bench.verdict(cast(Any, bench))
+
+
+def test_keys(scene: Scene) -> None:
+    """A lease is noted when it comes and when it goes."""
+    keys = Keys(scene.ledger, scene.url)
+    keys.start()
+    scene.store.acquire(scene.a)
+
+    def events(what: str) -> list[Event]:
+        return scene.ledger.events(what, run=name_of(scene.a.token), key=LOCK)
+
+    until(lambda: events("key"), "seen")
+    scene.store.release(scene.a, True)
+    until(lambda: events("gone"), "gone")
+    keys.close()
+    assert keys.sound
