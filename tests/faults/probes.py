@@ -121,7 +121,6 @@ class Commands(threading.Thread):
         self._verbs = _verbs()
         self._call: dict[str, object] | None = None
         self._lock = ""
-        self._offset = now() - time.time()
         self._marker = secrets.token_hex(8)
         self._heard = threading.Event()
         self.ready = threading.Event()
@@ -171,10 +170,11 @@ class Commands(threading.Thread):
         words = [_plain(word) for word in re.findall(r'"((?:[^"\\]|\\.)*)"', rest)]
         if not words:
             return
+        moment = float(at) + now() - time.time()  # each anew: somebody may set the wall clock
         if " lua]" in rest:
-            self._inside(float(at) + self._offset, words)
+            self._inside(moment, words)
         elif words[0].upper() in ("EVALSHA", "EVAL"):
-            self._outside(float(at) + self._offset, words)
+            self._outside(moment, words)
         else:
             self._call = None
             if words[1:] == [self._marker]:
