@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.renewal import Renewer
+from celery_singleton_lock.watch import Watcher
 from tests.faults.tasks import ledger_of, make_app, record_signals
 
 conf = json.loads(os.environ["FAULTS_CONF"])
@@ -21,20 +22,20 @@ def _fail(*args: Any, **kwargs: Any) -> None:
     raise RuntimeError("a receiver that fails")
 
 
-def _break_renewal(kind: type[BaseException]) -> None:
-    """Let every other call of the renewal thread raise what nobody expects."""
+def _break(owner: type, step: str, what: str, kind: type[BaseException]) -> None:
+    """Let every other call of a thread's step raise what nobody expects."""
     calls = 0
-    sweep = Renewer.sweep
+    right = getattr(owner, step)
 
-    def broken(self: Renewer) -> float:
+    def broken(self: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls % 2:
-            ledger_of(app).note("renewal broken", error=kind.__name__)
+            ledger_of(app).note(f"{what} broken", error=kind.__name__)
             raise kind("out of our own code")
-        return sweep(self)
+        return right(self)
 
-    Renewer.sweep = broken  # type: ignore[method-assign]
+    setattr(owner, step, broken)
 
 
 def _step_clock(path: Path) -> None:
@@ -48,5 +49,8 @@ if conf.get("faults_clock"):
 if conf.get("faults_receivers"):
     for name in ("lock_acquired", "lock_released", "lock_renewed", "lock_lost", "duplicate", "store_error"):
         getattr(signals, name).connect(_fail, weak=False)
+ERRORS = {"RuntimeError": RuntimeError, "SystemExit": SystemExit}
 if conf.get("faults_renewal"):
-    _break_renewal({"RuntimeError": RuntimeError, "SystemExit": SystemExit}[conf["faults_renewal"]])
+    _break(Renewer, "sweep", "renewal", ERRORS[conf["faults_renewal"]])
+if conf.get("faults_watch"):
+    _break(Watcher, "_turn", "watch", ERRORS[conf["faults_watch"]])
