@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery.signals import task_postrun, task_prerun
+from celery.utils.dispatch import Signal
+
 from celery_singleton_lock import signals
 from celery_singleton_lock.renewal import Renewer
 from celery_singleton_lock.watch import Watcher
@@ -18,8 +21,13 @@ app = make_app(conf)
 record_signals(app)
 
 
-def _fail(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("a receiver that fails")
+def _fail_at(signal: Signal) -> None:
+    """Connect a receiver that fails, and says which."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"a receiver of {signal.name} that fails")
+
+    signal.connect(fail, weak=False)
 
 
 def _break(owner: type, step: str, what: str, kind: type[BaseException]) -> None:
@@ -48,7 +56,9 @@ if conf.get("faults_clock"):
     _step_clock(Path(conf["faults_clock"]))
 if conf.get("faults_receivers"):
     for name in ("lock_acquired", "lock_released", "lock_renewed", "lock_lost", "duplicate", "store_error"):
-        getattr(signals, name).connect(_fail, weak=False)
+        _fail_at(getattr(signals, name))
+    for signal in (task_prerun, task_postrun):
+        _fail_at(signal)
 ERRORS = {"RuntimeError": RuntimeError, "SystemExit": SystemExit}
 if conf.get("faults_renewal"):
     _break(Renewer, "sweep", "renewal", ERRORS[conf["faults_renewal"]])
