@@ -249,7 +249,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
     app.conf.update(conf)
     for name, policy in (("skip", Skip()), ("retry", SOON), ("raise", Raise()), ("other", SOON)):
         _register(app, name, on_duplicate=policy)
-    _register(app, "late", on_duplicate=SOON, acks_late=True, reject_on_worker_lost=True)
+    for name, policy in (("late", SOON), ("late-skip", Skip()), ("late-raise", Raise())):
+        _register(app, name, on_duplicate=policy, acks_late=True, reject_on_worker_lost=True)
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
     _register(app, "lingering", on_duplicate=SOON, after_return=_linger)
     _register(app, "plain", singleton=False)
