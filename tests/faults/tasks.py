@@ -166,12 +166,13 @@ def _odd_result(task: Task, tag: str) -> object:
     return object()
 
 
-def _fork(task: Task, tag: str) -> str:
-    """Fork in the middle; the child ends as ordinary code would."""
+def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
+    """Fork in the middle; the child ends as ordinary code would, and notes how many threads it has then."""
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
-            time.sleep(0.3)
+            time.sleep(seconds)
+            ledger_of(task.app).note("forked", threads=len(os.listdir("/proc/self/task")))
         os._exit(0)
     os.waitpid(pid, 0)
     time.sleep(0.5)
@@ -182,7 +183,7 @@ def _fork_through(task: Task, tag: str) -> str:
     """Fork, and let the child run out of the body like the parent does; it must free nothing."""
     if not os.fork():
         raise Bang("a copy of the body")
-    time.sleep(1.5)
+    time.sleep(2.5)
     return "forked"
 
 
