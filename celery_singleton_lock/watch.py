@@ -11,6 +11,7 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from celery_singleton_lock.board import Board
@@ -116,8 +117,9 @@ class Watcher:
         while True:
             try:
                 self._turn()
-            except Exception:
-                logger.exception("Watching the pool's processes met an error and goes on")
+            except BaseException:  # whatever it is, leases must go on being renewed
+                with suppress(Exception):  # a user's handler or filter
+                    logger.exception("Watching the pool's processes met an error and goes on")
                 threading.Event().wait(0.1)
 
     def _turn(self) -> None:

@@ -167,12 +167,13 @@ def _odd_result(task: Task, tag: str) -> object:
     return object()
 
 
-def _fork(task: Task, tag: str) -> str:
-    """Fork in the middle; the child ends as ordinary code would."""
+def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
+    """Fork in the middle; the child ends as ordinary code would, and notes how many threads it has then."""
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
-            time.sleep(0.3)
+            time.sleep(seconds)
+            ledger_of(task.app).note("forked", threads=len(os.listdir("/proc/self/task")))
         os._exit(0)
     os.waitpid(pid, 0)
     time.sleep(0.5)
@@ -183,7 +184,7 @@ def _fork_through(task: Task, tag: str) -> str:
     """Fork, and let the child run out of the body like the parent does; it must free nothing."""
     if not os.fork():
         raise Bang("a copy of the body")
-    time.sleep(1.5)
+    time.sleep(2.5)
     return "forked"
 
 
@@ -270,7 +271,8 @@ def make_app(conf: dict[str, Any]) -> Celery:
     app.conf.update(conf)
     for name, policy in (("skip", Skip()), ("retry", SOON), ("raise", Raise()), ("other", SOON)):
         _register(app, name, on_duplicate=policy)
-    _register(app, "late", on_duplicate=SOON, acks_late=True, reject_on_worker_lost=True)
+    for name, policy in (("late", SOON), ("late-skip", Skip()), ("late-raise", Raise())):
+        _register(app, name, on_duplicate=policy, acks_late=True, reject_on_worker_lost=True)
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
     _register(app, "lingering", on_duplicate=SOON, after_return=_linger)
     _register(app, "plain", singleton=False)

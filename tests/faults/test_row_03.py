@@ -28,7 +28,12 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         body = bench.body("a")
         end = bench.end(body)
         assert end.get("how", "died") in how
-        bench.measured(f"3 {name}: lease freed after the body", SOON, since(end, bench.gone(body)))
+        gone = bench.gone(body)
+        released = [event["at"] for event in bench.ledger.events("store", verb="release") if event["does"]]
+        swallowed = [event["at"] for event in bench.ledger.events("swallowed")]  # some moments before a SIGKILL
+        assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
+        assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
+        bench.measured(f"3 {name}: lease freed after the body", SOON, since(end, gone))
         assert bench.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
         bench.settle()
 

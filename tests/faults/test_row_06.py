@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 import celery
 import pytest
 
-from tests.faults.harness import Bench, since
+from tests.faults.harness import Bench, now, since
 from tests.faults.ledger import Event
 from tests.servers import until
 
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
 SOON = 1.0
+#: Pools in which Celery ends a body that is too long; in the others it runs out first. Seen with 5.7.
+ENDED_BY = {"cold": {"prefork", "gevent", "eventlet", "solo"}, "soft": {"prefork", "solo"}}
+#: The first thing that `celery.apps.worker.on_cold_shutdown` says, 5.5 to 5.7; before, all that is said.
+COLD = re.compile(r"worker: (Hitting Ctrl\+C again will terminate all running tasks!|Cold shutdown)")
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -37,7 +42,8 @@ def test_warm(pool: str) -> None:
 @pytest.mark.parametrize("pool", POOLS)
 def test_cold_and_soft(pool: str, kind: str) -> None:
     """However the body ends (in some pools it is ended, in others it runs out), its lease is freed with it."""
-    if kind == "soft" and tuple(map(int, celery.__version__.split(".")[:2])) < (5, 5):
+    new = tuple(map(int, celery.__version__.split(".")[:2])) >= (5, 5)
+    if kind == "soft" and not new:
         pytest.skip("this Celery has no soft shutdown")
     with Bench(ttl=40, **({"worker_soft_shutdown_timeout": 2.0} if kind == "soft" else {})) as bench:
         worker = bench.start(pool)
@@ -45,11 +51,18 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
         worker.ready(bench.app)
         bench.send("skip", "a", ["sleep", 8])
         body = bench.body("a")
+        quit_at = now()
         worker.process.signal(signal.SIGQUIT)
-        freed = since(bench.end(body), bench.gone(body))
-        bench.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, freed)
+        end = bench.end(body)
+        bench.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, since(end, bench.gone(body)))
+        if new:
+            cut = pool in ENDED_BY[kind]
+            assert cut == (end.get("how", "died") != "return"), f"Celery's part has changed: {end}"
+            bound = (2.0 if kind == "soft" else 0.0) + 3.0 if cut else 8.5
+            assert end["at"] - quit_at < bound, "the body was not ended"
+        assert worker.exit_code(30) is not None, "the worker does not end"
+        assert COLD.search(worker.process.output()), "the worker says nothing of its shutdown"
         if kind == "soft":
-            assert worker.exit_code(30) is not None, "the worker does not end"
             # `celery.worker.worker.WorkController.wait_for_soft_shutdown`, 5.5 to 5.7
             assert "Initiating Soft Shutdown, terminating in 2.0 seconds" in worker.process.output()
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
@@ -76,10 +89,14 @@ def test_pool_restart() -> None:
         worker = bench.worker(concurrency=2)
         bench.send("skip", "a", ["sleep", 5])
         body = bench.body("a")
-        bench.app.control.pool_restart(destination=[worker.node])
+        children = worker.all_pids() - {worker.process.pid}
+        assert body["pid"] in children
+        replies = bench.app.control.pool_restart(destination=[worker.node], reply=True, timeout=10)
+        assert [{worker.node: {"ok": "reload started"}}] == replies
         end = bench.end(body)
         bench.measured("6 pool restart: freed after the body", 6.0, since(end, bench.gone(body)))
         until(lambda: bench.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
+        until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", 20)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()
 
@@ -92,8 +109,6 @@ def _added_child(bench: Bench, first: Event, tag: str, what: str) -> None:
     fault = bench.kill_child(added["pid"])
     bench.measured(f"6 child added by {what} and killed: freed", 6.0, since(fault, bench.gone(added)))
     assert bench.held(first)
-    bench.go("a")
-    bench.end(first)
 
 
 def test_pool_grows_and_shrinks() -> None:
@@ -104,7 +119,13 @@ def test_pool_grows_and_shrinks() -> None:
         first = bench.body("a")
         bench.app.control.pool_grow(1, destination=[worker.node])
         _added_child(bench, first, "b", "remote control")
-        bench.app.control.pool_shrink(1, destination=[worker.node])
+        assert "slept" == bench.send("skip", "c", expect="once").get(timeout=20)  # in the killed child's successor
+        replies = bench.app.control.pool_shrink(1, destination=[worker.node], reply=True, timeout=10)
+        assert [{worker.node: {"ok": "pool will shrink"}}] == replies
+        until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", 10)
+        bench.stay_held(3.5, first)
+        bench.go("a")
+        bench.end(first)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()
 
@@ -124,5 +145,7 @@ def test_autoscale() -> None:
         bench.wait("death", 30, of=second["pid"])
         bench.app.control.autoscale(3, 2, destination=[worker.node])
         _added_child(bench, first, "c", "autoscale")
+        bench.go("a")
+        bench.end(first)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()

@@ -6,6 +6,7 @@ import pytest
 from celery import chain
 
 from tests.faults.harness import Bench, kind_of
+from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, until
 
 #: A message comes back after 2 s though its body still runs, and within seconds.
@@ -23,15 +24,16 @@ def _bench(broker: str | RabbitMQServer) -> Bench:
     return Bench(ttl=20, broker=broker, broker_proxied=True)
 
 
-def _deliver_twice(bench: Bench, broker: str | RabbitMQServer) -> None:
-    """Bring about a second delivery of the message whose body holds, and wait until a worker has looked at it."""
+def _deliver_twice(bench: Bench, broker: str | RabbitMQServer, *bodies: Event) -> None:
+    """Bring about a second delivery of messages whose bodies hold, and wait until each has asked for its lock."""
     if isinstance(broker, RabbitMQServer):
         bench.broker_proxy.cut()
-    until(lambda: _looks(bench) >= 1, "the second delivery is seen", 30, 0.1)
+    until(lambda: all(_deliveries(bench, body) >= 2 for body in bodies), "second deliveries ask", 30, 0.1)
 
 
-def _looks(bench: Bench) -> int:
-    return sum("is running in another delivery of it" in worker.process.output() for worker in bench.workers)
+def _deliveries(bench: Bench, body: Event) -> int:
+    asked = bench.ledger.events("store", verb="acquire", key=body["key"])
+    return len({event["run"] for event in asked})
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -43,8 +45,7 @@ def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
         late, following = bench.app.tasks["late"], bench.app.tasks["next"]
         result = chain(late.s("a", acts=[["hold"]]), following.s("a")).apply_async()
         bench.expect(result.parent.id, "one attempt")
-        bench.body("a")
-        _deliver_twice(bench, broker)
+        _deliver_twice(bench, broker, bench.body("a"))
         bench.go("a")
         assert "held" == result.get(timeout=30)
         _all_copies_end(bench, kind_of(broker))
@@ -61,13 +62,39 @@ def test_first_fails(broker: str | RabbitMQServer) -> None:
         result = chain(late.s("a", acts=[["hold-boom"], ["sleep", 0.5]]), following.s("a")).apply_async()
         bench.expect(result.parent.id, "run")
         first = bench.body("a")
-        _deliver_twice(bench, broker)
+        _deliver_twice(bench, broker, first)
         bench.go("a")
         bench.end(first)
         bench.body("a", 2)
         bench.wait("next")
         _all_copies_end(bench, kind_of(broker))
+        assert 1 == len(bench.ledger.events("next"))
         bench.settle()
+
+
+def test_no_duplicate_of_itself() -> None:
+    """Under the policies skip and raise, too, the second delivery waits, is dropped after a success and runs after a failure."""
+    with _bench("redis") as bench:
+        bench.worker(concurrency=8)
+        results, bodies = {}, {}
+        for name in ("late-skip", "late-raise"):
+            for act, expect in (("hold", "one attempt"), ("hold-boom", "run")):
+                tag = f"{name}, {act}"
+                task, following = bench.app.tasks[name], bench.app.tasks["next"]
+                results[tag] = chain(task.s(tag, acts=[[act], ["sleep"]]), following.s(tag)).apply_async()
+                bench.expect(results[tag].parent.id, expect)
+                bodies[tag] = bench.body(tag)
+        _deliver_twice(bench, "redis", *bodies.values())
+        for tag in results:
+            bench.go(tag)
+        for tag in results:
+            bench.wait("next", tag=tag)
+        _all_copies_end(bench, "redis")
+        bench.settle()
+        assert ["held", "slept"] * 2 == [result.parent.get(timeout=1) for result in results.values()]
+        assert [1, 2] * 2 == [len(bench.ledger.events("start", tag=tag)) for tag in results]
+        assert [1] * 4 == [len(bench.ledger.events("next", tag=tag)) for tag in results]
+        assert not bench.ledger.events("duplicate")
 
 
 def _all_copies_end(bench: Bench, kind: str) -> None:

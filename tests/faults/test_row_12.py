@@ -12,6 +12,8 @@ from tests.faults.harness import Bench, side_by_side, since
 from tests.servers import until
 
 COPIES = 200
+#: Nobody consumes it until it is full.
+QUEUE = "storm"
 
 
 @pytest.mark.parametrize("name", ["skip", "raise"])
@@ -20,7 +22,8 @@ def test_storm(name: str) -> None:
     with Bench(ttl=20) as bench:
         workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
-        results = [bench.send(name, "a", ["hold"]) for _ in range(COPIES)]
+        results = [bench.send(name, "a", ["hold"], queue=QUEUE) for _ in range(COPIES)]
+        _consume(bench)
         body = bench.body("a")
         until(lambda: len(bench.ledger.events("duplicate")) == COPIES - 1, "all others are duplicates", 60, 0.1)
         bench.go("a")
@@ -31,6 +34,14 @@ def test_storm(name: str) -> None:
         last = bench.ledger.events("duplicate")[-1]
         bench.measured(f"12 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
         bench.settle()
+
+
+def _consume(bench: Bench) -> None:
+    """Let all workers begin at once, now that all is in the queue: so they race for the lock."""
+    assert not bench.ledger.events("start")
+    nodes = [worker.node for worker in bench.workers]
+    replies = bench.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=10)
+    assert sorted(nodes) == sorted(node for reply in replies for node in reply)
 
 
 def _state(task_id: str, bench: Bench) -> str:
@@ -44,7 +55,8 @@ def test_storm_of_retries() -> None:
         workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
         _know_scripts(bench)
-        results = [bench.send("retry", "a", ["sleep", 0.02], expect="once") for _ in range(COPIES)]
+        results = [bench.send("retry", "a", ["sleep", 0.02], expect="once", queue=QUEUE) for _ in range(COPIES)]
+        _consume(bench)
         for result in results:
             assert "slept" == result.get(timeout=100)
         first, last = bench.ledger.events("start")[0], bench.ledger.events("end")[-1]

@@ -1,4 +1,4 @@
-"""Row 15: an error that nobody expects in the renewal thread, out of our own code."""
+"""Row 15: an error that nobody expects in a thread that renews, out of our own code."""
 
 from __future__ import annotations
 
@@ -26,4 +26,24 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
         # A prefork worker's main process would keep the lease alone: only what the body's process sends shows its thread.
         own = bench.ledger.events("store", verb="renew", run=body["run"], own=True)
         assert len(own) >= 4, "the thread renews no more"
+        bench.settle()
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_watch_goes_on(error: str) -> None:
+    """The same in the main process of a prefork worker, on which a body depends that keeps the GIL for more than two TTLs."""
+    with Bench(ttl=TTL, faults_watch=error) as bench:
+        worker = bench.start(concurrency=1)
+        bench.worker("threads", options=("-Q", "two"))
+        worker.ready(bench.app)
+        bench.send("retry", "a", ["keep-gil", 2.5 * TTL], expect="one attempt")
+        body = bench.body("a")
+        second = bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        bench.stay_held(2 * TTL, body)
+        bench.end(body)
+        assert "slept" == second.get(timeout=20)
+        assert "Watching the pool's processes met an error and goes on" in worker.process.output()
+        broken = bench.ledger.events("watch broken")
+        assert len(broken) >= 2 and {worker.process.pid} == {event["pid"] for event in broken}
+        assert not bench.ledger.events("lost")
         bench.settle()

@@ -8,8 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from celery.signals import task_postrun, task_prerun
+from celery.utils.dispatch import Signal
+
 from celery_singleton_lock import signals
 from celery_singleton_lock.renewal import Renewer
+from celery_singleton_lock.watch import Watcher
 from tests.faults.tasks import ledger_of, make_app, record_signals
 
 conf = json.loads(os.environ["FAULTS_CONF"])
@@ -17,24 +21,29 @@ app = make_app(conf)
 record_signals(app)
 
 
-def _fail(*args: Any, **kwargs: Any) -> None:
-    raise RuntimeError("a receiver that fails")
+def _fail_at(signal: Signal) -> None:
+    """Connect a receiver that fails, and says which."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(f"a receiver of {signal.name} that fails")
+
+    signal.connect(fail, weak=False)
 
 
-def _break_renewal(kind: type[BaseException]) -> None:
-    """Let every other call of the renewal thread raise what nobody expects."""
+def _break(owner: type, step: str, what: str, kind: type[BaseException]) -> None:
+    """Let every other call of a thread's step raise what nobody expects."""
     calls = 0
-    sweep = Renewer.sweep
+    right = getattr(owner, step)
 
-    def broken(self: Renewer) -> float:
+    def broken(self: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls % 2:
-            ledger_of(app).note("renewal broken", error=kind.__name__)
+            ledger_of(app).note(f"{what} broken", error=kind.__name__)
             raise kind("out of our own code")
-        return sweep(self)
+        return right(self)
 
-    Renewer.sweep = broken  # type: ignore[method-assign]
+    setattr(owner, step, broken)
 
 
 def _step_clock(path: Path) -> None:
@@ -47,6 +56,11 @@ if conf.get("faults_clock"):
     _step_clock(Path(conf["faults_clock"]))
 if conf.get("faults_receivers"):
     for name in ("lock_acquired", "lock_released", "lock_renewed", "lock_lost", "duplicate", "store_error"):
-        getattr(signals, name).connect(_fail, weak=False)
+        _fail_at(getattr(signals, name))
+    for signal in (task_prerun, task_postrun):
+        _fail_at(signal)
+ERRORS = {"RuntimeError": RuntimeError, "SystemExit": SystemExit}
 if conf.get("faults_renewal"):
-    _break_renewal({"RuntimeError": RuntimeError, "SystemExit": SystemExit}[conf["faults_renewal"]])
+    _break(Renewer, "sweep", "renewal", ERRORS[conf["faults_renewal"]])
+if conf.get("faults_watch"):
+    _break(Watcher, "_turn", "watch", ERRORS[conf["faults_watch"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from celery import Celery
 from celery_singleton_lock.board import SLOTS, Board
 from celery_singleton_lock.config import LONGEST, settings_of
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.runtime import Runtime
 from celery_singleton_lock.stores import Answer, Claim, Renewed
 from celery_singleton_lock.stores.memory import MemoryStore
@@ -214,8 +216,37 @@ def test_store_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork
     assert held(store, one)
 
 
-def test_any_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
-    """An error that nobody foresaw does not end the thread: the next death is seen."""
+@pytest.mark.parametrize(
+    "unforeseen", [RuntimeError("unforeseen"), SystemExit(), KeyboardInterrupt(), MemoryError()], ids=repr
+)
+def test_any_error_does_not_end_the_watch(
+    watcher: Watcher,
+    store: Store,
+    fork: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    unforeseen: BaseException,
+) -> None:
+    """An error that nobody foresaw is logged and does not end the thread, which renews on and sees the next death."""
+    failing, turn = iter([unforeseen]), watcher._turn
+
+    def broken() -> None:
+        for error in failing:
+            raise error
+        turn()
+
+    monkeypatch.setattr(watcher, "_turn", broken)
+    pid, one = fork(), claim("one", ttl=1.2)
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    until(lambda: len(store.renewals) >= 2, timeout=3)
+    assert "met an error and goes on" in caplog.text
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not held(store, one), timeout=1)
+
+
+def test_error_at_a_death_does_not_end_the_watch(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """Nor does one while a dead child's lease is freed: the next death is seen."""
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 
@@ -232,6 +263,28 @@ def test_any_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork: 
     watcher.accepted(second, known(other), lambda: True)
     os.kill(second, signal.SIGKILL)
     until(lambda: not held(store, other), timeout=4)
+
+
+def test_failing_log_does_not_end_the_watch(
+    watcher: Watcher, store: Store, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user's logging filter that fails while an error is logged does not end the thread either."""
+    failing, turn = iter([RuntimeError("unforeseen")]), watcher._turn
+
+    def broken() -> None:
+        for error in failing:
+            raise error
+        turn()
+
+    def filter_of_the_user(record: logging.LogRecord) -> bool:
+        raise ValueError("a filter of the user's")
+
+    monkeypatch.setattr(watcher, "_turn", broken)
+    monkeypatch.setattr(logger, "filters", [filter_of_the_user])
+    pid, one = fork(), claim("one", ttl=1.2)
+    store.acquire(one)
+    watcher.accepted(pid, known(one), lambda: True)
+    until(lambda: len(store.renewals) >= 2, timeout=3)
 
 
 def test_attempt_that_is_over_is_let_go(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
