@@ -234,7 +234,7 @@ MUTANTS = (
         "success=False)\n    runtime.renewer.doubt(claim)\n",
         "success=False)\n",
         "test_row_10.py::test_stopped_for_three_ttl",
-        "leftover|no lease is left|somebody has it|lost",
+        "overlap|leftover|no lease is left",
     ),
     Mutant(
         "a forked process owns nothing",
