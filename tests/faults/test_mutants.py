@@ -32,6 +32,16 @@ def test_outcomes(text: str, came: str, tmp_path: Path) -> None:
     assert (came in (GREEN, RED)) == (answer in (GREEN, RED))
 
 
+@pytest.mark.parametrize(
+    ("shows", "came"), [("overlap|lost", RED), ("left over", "red for another reason: AssertionError: an overlap")]
+)
+def test_another_reason(shows: str, came: str, tmp_path: Path) -> None:
+    """A test that fails with something else than what its mutant must bring about does not count as red."""
+    (tmp_path / "test_row.py").write_text("def test_it(): assert False, 'an overlap'")
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    assert run(tmp_path, "test_row.py::test_it", shows).startswith(came)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_text_is_there(mutant: Mutant) -> None:
     """What a mutant takes out is in the package, just once."""

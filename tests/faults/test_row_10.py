@@ -383,18 +383,38 @@ def test_reply_lost(pool: str, after: int) -> None:
     with Bench(ttl=TTL, proxied=True) as bench:
         bench.worker(pool, concurrency=1)
         bench.send("skip", "warm", ["sleep"], expect="once").get(timeout=10)
-        for number, verb in enumerate(["acquire", "renew", "release"]):
+        for number, (verb, seconds) in enumerate(
+            {"acquire": 0.5, "renew": TTL, "release": 0.5, "retake": TTL * 0.75}.items()
+        ):
             tag = f"a{number}"
             bench.proxy.drop_reply(_digest(verb), after)
-            result = bench.send("skip", tag, ["sleep", TTL if verb == "renew" else 0.5], expect="once")
+            result = bench.send("skip", tag, ["sleep", seconds], expect="once")
             sent = now()
             body = bench.body(tag)
             # A gevent worker whose only greenlet was busy looks for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
             bench.measured(f"10 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
+            if verb == "retake":
+                _lose(bench, body)
             assert "slept" == result.get(timeout=20)
-            bench.measured(f"10 reply to {verb} lost, {pool}: freed", 1.0, since(bench.end(body), bench.gone(body)))
-        assert 3 == bench.proxy.dropped
+            gone = bench.gone(body) if verb != "retake" else until(lambda body=body: not bench.held(body) and now())
+            bench.measured(f"10 reply to {verb} lost, {pool}: freed", 1.0, since(bench.end(body), gone))
+        assert 4 == bench.proxy.dropped
+        assert not bench.ledger.events("lost")
         bench.settle()
+
+
+def _lose(bench: Bench, body: Event) -> None:
+    """Let the store lose a lease, and wait until it was taken again."""
+    until(lambda: bench.held(body), "its lease is seen")
+    with bench.schedule.during("empty") as fault, contextlib.closing(bench.client()) as client:
+        assert client.delete(body["key"])
+    bench.gone(body)
+
+    def taken() -> bool:
+        done = bench.ledger.events("store", verb="retake", run=body["run"])
+        return any(event["does"] and event["at"] > fault.at for event in done)
+
+    until(taken, "re-taken", TTL)
 
 
 def test_renewal_answered_late() -> None:
