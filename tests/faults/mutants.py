@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         "one deadline over a store call",
         "stores/redis.py",
-        "        self._sock.settimeout(self._connection.socket_timeout)",
+        "        self._sock.settimeout(_left(self._connection.deadline))",
         "        self._sock.settimeout(None)",
         "test_row_10.py::test_half_open",
         "store error",
