@@ -12,7 +12,8 @@ from celery.utils.dispatch import Signal
 #: ``lease``: a body is about to start under this lease.
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
-#: ``lease``: the body is over and its lease has been given back. Not sent where the store could not be reached then.
+#: ``lease``: the body is over and its lease has been given back. Not sent where the store could not be reached then, nor of a
+#: lease that had been lost.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
 #: ``lease``: its expiry was put off.
