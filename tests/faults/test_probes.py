@@ -174,8 +174,13 @@ def test_cut_off(scene: Scene) -> None:
     assert 2 == len(scene.ledger.events("store reset"))  # the other at its end
 
 
-# An error in a thread is what is tested.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.fixture
+def _errors_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what is tested, and no finding of pytest's."""
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+
+@pytest.mark.usefixtures("_errors_in_threads")
 def test_reader_that_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that met an error of its own sees nothing more, and is not sound."""
     monkeypatch.setattr(scene.commands, "_read", lambda line: 1 / 0)
@@ -205,7 +210,7 @@ class Broken(Watching):
         raise self.error
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.usefixtures("_errors_in_threads")
 @pytest.mark.parametrize(("error", "sound"), [(redis.ConnectionError(), True), (ValueError(), False)])
 def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> None:
     """An absent store ends no watcher; an error of its own does, and that is known, however often it is closed."""
