@@ -52,6 +52,11 @@ class Board:
         if self._at is not None:
             self._write(_GIVEN_UP, token.encode())
 
+    def gave_up(self, pid: int, token: str) -> bool:
+        """Whether this child has written that the lease of this token is another's."""
+        at = self._memory.find(_name(pid))
+        return at >= 0 and self._memory[at + _GIVEN_UP : at + _SIZE] == token.encode()
+
     def _write(self, part: int, text: bytes) -> None:
         assert self._at is not None
         self._memory[self._at + part : self._at + part + len(text)] = text

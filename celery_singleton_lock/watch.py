@@ -38,6 +38,7 @@ class Child:
         until: when its lease has expired, unless the child renewed it.
         lost: whether another had the attempt's lock, or an operator took it; then the child alone may find out.
         doubt: an attempt whose lease the store may have taken again, though it has not said so.
+        retaken: an attempt whose lease was taken again here, not by the child.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class Child:
     until: float
     lost: bool = False
     doubt: Claim | None = None
+    retaken: Claim | None = None
 
 
 class Watcher:
@@ -202,10 +204,13 @@ class Watcher:
         return self._board.digest(child.pid, claim.token) if self._board else None
 
     def _clear_doubt(self, child: Child, time: float) -> None:
-        """Give back what may have been taken again for an attempt whose body is over."""
-        if child.doubt is not None:
-            self._dead.append(replace(child, claim=child.doubt, due=time, until=time + child.doubt.ttl))
-            child.doubt = None
+        """Give back what may have been taken again for an attempt whose body is over, or which has met another's lease."""
+        doubt, retaken = child.doubt, child.retaken
+        child.doubt = child.retaken = None
+        if retaken is not None and self._board is not None and self._board.gave_up(child.pid, retaken.token):
+            doubt = doubt or retaken
+        if doubt is not None:
+            self._dead.append(replace(child, claim=doubt, due=time, until=time + doubt.ttl))
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
         claims = [child.claim for child in children]
@@ -245,6 +250,7 @@ class Watcher:
             return None if isinstance(error, StoreUnavailable) else Renewed.GONE
         child.doubt = None
         if taken:
+            child.retaken = claim
             logger.warning(
                 "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",
                 whole.task_id, whole.node, whole.pid, whole.lock,

@@ -462,6 +462,31 @@ def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> No
     assert [watched.whole.token] == store.releases
 
 
+@pytest.mark.parametrize("then", ["goes on", "another attempt"])
+def test_child_gives_up_after_it_was_taken_again(watched: Watched, store: Store, then: str) -> None:
+    """A child may have met another's lease, which was gone a moment later: nothing is kept for one that counts on it no more."""
+    watched.renew()
+    assert watched.whole.token == watched.token
+    watched.board.give_up(watched.whole.token)
+    if then == "another attempt":
+        watched.board.let_go()
+        watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    for at in (20.0, 20.5):
+        watched.renew(at)
+    assert "" == watched.token
+    assert [watched.whole.token] == store.releases
+
+
+def test_child_ends_after_it_was_taken_again(watched: Watched, store: Store) -> None:
+    """It gives its lease back itself, and knows how its body ended."""
+    watched.renew()
+    watched.board.let_go()
+    watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    for at in (20.0, 20.5):
+        watched.renew(at)
+    assert [] == store.releases
+
+
 def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store) -> None:
     """It is tried again as soon as after a renewal that failed."""
     retake = store.retake
