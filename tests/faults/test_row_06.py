@@ -120,14 +120,18 @@ def test_pool_grows_and_shrinks() -> None:
         bench.app.control.pool_grow(1, destination=[worker.node])
         _added_child(bench, first, "b", "remote control")
         assert "slept" == bench.send("skip", "c", expect="once").get(timeout=20)  # in the killed child's successor
-        replies = bench.app.control.pool_shrink(1, destination=[worker.node], reply=True, timeout=10)
-        assert [{worker.node: {"ok": "pool will shrink"}}] == replies
+        until(lambda: _shrinks(bench, worker.node), "the pool shrinks", 10)  # it is busy until it has heard of the end
         until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", 10)
         bench.stay_held(3.5, first)
         bench.go("a")
         bench.end(first)
         assert "slept" == bench.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         bench.settle()
+
+
+def _shrinks(bench: Bench, node: str) -> bool:
+    replies = bench.app.control.pool_shrink(1, destination=[node], reply=True, timeout=10)
+    return bool([{node: {"ok": "pool will shrink"}}] == replies)
 
 
 def test_autoscale() -> None:

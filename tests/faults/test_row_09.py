@@ -91,7 +91,10 @@ def test_no_duplicate_of_itself() -> None:
             bench.wait("next", tag=tag)
         _all_copies_end(bench, "redis", 6)
         bench.settle()
-        assert ["held", "slept"] * 2 == [result.parent.get(timeout=1) for result in results.values()]
+        ids = [result.parent.id for result in results.values()]
+        states = ["SUCCESS"] * len(ids)  # stored after the next step is published
+        until(lambda: states == [bench.app.AsyncResult(task_id).state for task_id in ids], "all succeed")
+        assert ["held", "slept"] * 2 == [bench.app.AsyncResult(task_id).get(timeout=1) for task_id in ids]
         assert [1, 2] * 2 == [len(bench.ledger.events("start", tag=tag)) for tag in results]
         assert [1] * 4 == [len(bench.ledger.events("next", tag=tag)) for tag in results]
         assert not bench.ledger.events("duplicate")
