@@ -170,7 +170,7 @@ class Commands(threading.Thread):
         words = [_plain(word) for word in re.findall(r'"((?:[^"\\]|\\.)*)"', rest)]
         if not words:
             return
-        moment = float(at) + now() - time.time()  # each anew: somebody may set the wall clock
+        moment = float(at) + _offset()  # each anew: somebody may set the wall clock
         if " lua]" in rest:
             self._inside(moment, words)
         elif words[0].upper() in ("EVALSHA", "EVAL"):
@@ -218,6 +218,14 @@ class Commands(threading.Thread):
 
     def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
         self.ledger.note("store", at, verb=verb, run=name_of(token), key=key, does=[does], ttl=ttl)
+
+
+def _offset() -> float:
+    """From the wall clock to ours; read at one moment, though a busy machine may stop us between two readings."""
+    while True:
+        before, wall, after = now(), time.time(), now()
+        if after - before < 0.002:
+            return before - wall
 
 
 def _verbs() -> dict[str, str]:

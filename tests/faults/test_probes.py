@@ -15,6 +15,7 @@ import redis
 import celery_singleton_lock
 from celery_singleton_lock.stores import Claim, Renewed
 from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import Bench
 from tests.faults.ledger import Event, Ledger, name_of
@@ -241,3 +242,12 @@ def test_keys(scene: Scene) -> None:
     until(lambda: events("gone"), "gone")
     keys.close()
     assert keys.sound
+
+
+def test_clocks_are_read_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is stopped between two clocks reads them again: else leases would seem to end before their bodies."""
+    times = iter([10.0, 10.5, 11.0, 11.001])
+    walls = iter([1000.4, 1001.0])
+    monkeypatch.setattr(probes, "now", lambda: next(times))
+    monkeypatch.setattr(probes.time, "time", lambda: next(walls))
+    assert 11.0 - 1001.0 == probes._offset()
