@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import Bench, since
+from tests.servers import until
 
 TTL = 40
 SOON = 1.0
@@ -29,13 +30,17 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         end = bench.end(body)
         assert end.get("how", "died") in how
         gone = bench.gone(body)
-        released = [event["at"] for event in bench.ledger.events("store", verb="release") if event["does"]]
+        released = until(lambda: _releases(bench), "MONITOR tells of the release", 5)
         swallowed = [event["at"] for event in bench.ledger.events("swallowed")]  # some moments before a SIGKILL
         assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
         assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
         bench.measured(f"3 {name}: lease freed after the body", SOON, since(end, gone))
         assert bench.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
         bench.settle()
+
+
+def _releases(bench: Bench) -> list[float]:
+    return [event["at"] for event in bench.ledger.events("store", verb="release") if event["does"]]
 
 
 def test_hard_limit_under_gevent() -> None:

@@ -81,7 +81,7 @@ def test_restarted_empty_and_alone(pool: str) -> None:
         with bench.schedule.during("empty") as fault:
             bench.store.stop()
             bench.store.start()
-        until(lambda: bench.ledger.events("gone") and bench.held(body), "re-taken", TTL)
+        until(lambda: bench.held(body) and _back(bench, fault.until), "re-taken", TTL)
         bench.measured(
             f"10 store lost its data, alone, {pool}: re-taken",
             bench.limits.heal,
