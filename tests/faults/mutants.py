@@ -210,7 +210,7 @@ MUTANTS = (
         "    if not lease.owned:\n        return\n",
         "    return\n",
         "test_row_05.py::test_body_leaves",
-        "freed after the body|is gone",
+        "freed after the body|is gone|leftover",
     ),
     Mutant(
         "one deadline over a store call",
