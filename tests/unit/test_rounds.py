@@ -71,3 +71,11 @@ def test_a_statistic_of_two_series_keeps_their_rounds_together() -> None:
     shared = [noise.uniform(1, 10) for _ in range(40)]
     found = interval(lambda rounds: median(2 * shared[n] / shared[n] for n in rounds), 40)
     assert (found.low, found.high) == pytest.approx((2.0, 2.0))
+
+
+def test_blocks_draw_as_many_rounds() -> None:
+    """Where rounds do not depend on each other, blocks say about the same as single rounds."""
+    noise = random.Random(7)
+    series = [noise.gauss(5, 1) for _ in range(240)]
+    alone, together = (interval(median_of(series), 240, block) for block in (1, 10))
+    assert 0.5 < (together.high - together.low) / (alone.high - alone.low) < 2
