@@ -48,14 +48,9 @@ class Board:
             self._write(_PID, bytes(_TOKEN))
 
     def give_up(self, token: str) -> None:
-        """The lease of this token is another's."""
+        """An operator took the lease of this token."""
         if self._at is not None:
             self._write(_GIVEN_UP, token.encode())
-
-    def gave_up(self, pid: int, token: str) -> bool:
-        """Whether this child has written that the lease of this token is another's."""
-        at = self._memory.find(_name(pid))
-        return at >= 0 and self._memory[at + _GIVEN_UP : at + _SIZE] == token.encode()
 
     def _write(self, part: int, text: bytes) -> None:
         assert self._at is not None

@@ -259,8 +259,10 @@ class Renewer:
         self._ended(lease, answer)
 
     def _ended(self, lease: Lease, answer: Renewed) -> None:
-        if answer is Renewed.TAKEN:
+        if answer is Renewed.FREED:
             self._give_up(lease)
+        elif answer is Renewed.TAKEN:  # its owner may be over soon: then it is taken again, so that others wait
+            lease.due = self._clock() + lease.ttl / 12
         self._lose(lease)
 
     def _take_again(self, lease: Lease) -> None:
@@ -280,7 +282,7 @@ class Renewer:
             except StoreError as error:
                 self._failed([lease], error, sent_at)
                 return
-            if answer is not Renewed.TAKEN:
+            if answer in (Renewed.DONE, Renewed.LOST):
                 lease.renewed(sent_at)
         if answer is not Renewed.DONE:
             self._ended(lease, answer)

@@ -36,9 +36,8 @@ class Child:
         going: whether the pool still waits for the attempt's end.
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
         until: when its lease has expired, unless the child renewed it.
-        lost: whether another had the attempt's lock, or an operator took it; then the child alone may find out.
+        freed: whether an operator took the attempt's lock; then the child alone may find out.
         doubt: an attempt whose lease the store may have taken again, though it has not said so.
-        retaken: an attempt whose lease was taken again here, not by the child.
     """
 
     pid: int
@@ -47,9 +46,8 @@ class Child:
     going: Callable[[], bool]
     due: float
     until: float
-    lost: bool = False
+    freed: bool = False
     doubt: Claim | None = None
-    retaken: Claim | None = None
 
 
 class Watcher:
@@ -94,7 +92,7 @@ class Watcher:
                 self._children[pid] = Child(pid, self._handle(pid), claim, going, due, until)
             else:
                 self._clear_doubt(child, time)
-                child.claim, child.going, child.due, child.until, child.lost = claim, going, due, until, False
+                child.claim, child.going, child.due, child.until, child.freed = claim, going, due, until, False
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
                 self._thread.start()
@@ -189,13 +187,13 @@ class Watcher:
         """Whether there is a lease to renew; if not, nothing is due for a while, or until the child is given another attempt."""
         claim, going = child.claim, child.going()
         digest = self._digest(child, claim)
-        if going and not child.lost and digest != "":
+        if going and not child.freed and digest != "":
             return True
         with self._mutex:
             if child.claim is claim:
                 if digest == "":
                     self._clear_doubt(child, time)
-                child.due = time + claim.ttl / 3 if going and not child.lost else math.inf
+                child.due = time + claim.ttl / 3 if going and not child.freed else math.inf
                 child.until = time + claim.ttl * 4 / 3
         return False
 
@@ -204,11 +202,8 @@ class Watcher:
         return self._board.digest(child.pid, claim.token) if self._board else None
 
     def _clear_doubt(self, child: Child, time: float) -> None:
-        """Give back what may have been taken again for an attempt whose body is over, or which has met another's lease."""
-        doubt, retaken = child.doubt, child.retaken
-        child.doubt = child.retaken = None
-        if retaken is not None and self._board is not None and self._board.gave_up(child.pid, retaken.token):
-            doubt = doubt or retaken
+        """Give back what may have been taken again for an attempt whose body is over."""
+        doubt, child.doubt = child.doubt, None
         if doubt is not None:
             self._dead.append(replace(child, claim=doubt, due=time, until=time + doubt.ttl))
 
@@ -228,10 +223,12 @@ class Watcher:
                 away = answer is None
             with self._mutex:
                 if child.claim is claim:
-                    child.due = time + claim.ttl / (12 if answer is None else 3)
-                    child.lost = answer is Renewed.TAKEN
+                    child.due = time + claim.ttl / (12 if answer in (None, Renewed.TAKEN) else 3)
+                    child.freed = answer is Renewed.FREED
                     if answer in (Renewed.DONE, Renewed.LOST):
                         child.until = time + claim.ttl
+                    elif answer is Renewed.TAKEN:
+                        child.until = time
 
     def _take_again(self, child: Child, claim: Claim, time: float) -> Renewed | None:
         """Take again what the store has lost, for a child that counts on it and may have no chance itself; None: no answer."""
@@ -250,7 +247,6 @@ class Watcher:
             return None if isinstance(error, StoreUnavailable) else Renewed.GONE
         child.doubt = None
         if taken:
-            child.retaken = claim
             logger.warning(
                 "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",
                 whole.task_id, whole.node, whole.pid, whole.lock,

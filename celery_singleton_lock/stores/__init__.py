@@ -84,6 +84,8 @@ class Renewed(Enum):
     GONE = 0
     #: Another token is there.
     TAKEN = -1
+    #: An operator took the lock from this very attempt.
+    FREED = -2
     #: Done; but the lease had ended meanwhile, and another may have had it.
     LOST = 2
 
@@ -98,7 +100,7 @@ class LockStore(Protocol):
         """Put off the expiry of those that these tokens own."""
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        """Take again what is gone while its body goes on, unless another token is there; `expired` makes that a loss.
+        """Take again what is gone while its body goes on, unless another token is there or an operator took it; `expired` makes that a loss.
 
         Answers what has become of it, never that it is gone, and whether this very call has taken it.
         """

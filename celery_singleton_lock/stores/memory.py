@@ -67,6 +67,8 @@ class MemoryStore:
             return [self._renew(claim) for claim in claims]
 
     def _renew(self, claim: Claim) -> Renewed:
+        if self._alive(claim.attempt, token=""):
+            return Renewed.FREED
         record = self._alive(self._lock_of(claim))
         if record is None:
             return Renewed.GONE
@@ -80,8 +82,10 @@ class MemoryStore:
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         with self._mutex:
+            if self._alive(claim.attempt, token=""):
+                return Renewed.FREED, False
             record = self._alive(claim.lock)
-            if (record and record.token != claim.token) or self._alive(claim.attempt, token=""):
+            if record and record.token != claim.token:
                 return Renewed.TAKEN, False
             lost = record.lost if record else expired or self._alive(ran(claim.lock)) is not None
             self._grant(claim)

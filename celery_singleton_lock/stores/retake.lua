@@ -2,9 +2,10 @@
 -- KEYS  1 lock   2 attempt
 -- ARGV  1 token   2 ttl (ms)   3 task id   4 node   5 pid   6 '1' where the attempt key is wanted   7 '1' where it had expired
 -- Returns {what became of it, 1 where this call has taken it}: 1 it is held, 2 held, but lost in between: it had expired, or another
--- has had it since; -1 another's
+-- has had it since; -1 another's; -2 an operator took it
+if redis.call('GET', KEYS[2]) == '' then return {-2, 0} end
 local owner = redis.call('HGET', KEYS[1], 'token')
-if owner and owner ~= ARGV[1] or redis.call('GET', KEYS[2]) == '' then return {-1, 0} end
+if owner and owner ~= ARGV[1] then return {-1, 0} end
 if not owner then
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -267,7 +267,7 @@ def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
     one = claim()
     store.acquire(one)
     store.free(one.base, one.lock)
-    assert (Renewed.TAKEN, False) == store.retake(one)
+    assert (Renewed.FREED, False) == store.retake(one)
     assert store.holder(one.lock) is None
 
 
@@ -461,8 +461,7 @@ def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim
         store = backing.store
         store.acquire(one)
         store.free(one.base, one.lock)
-        assert [Renewed.GONE] == store.renew([one])
-        assert [Renewed.GONE] == store.renew([known(one)])
+        assert [Renewed.FREED] * 2 == store.renew([one, known(one)])
         assert store.acquire(one).answer is Answer.FREED
         backing.wait(5.9)
         assert store.acquire(one).answer is Answer.FREED
@@ -476,7 +475,8 @@ def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> No
     store.acquire(one)
     store.free(one.base, one.lock)
     assert granted(store, other)
-    assert [Renewed.TAKEN] == store.renew([one])
+    assert [Renewed.FREED] == store.renew([one])
+    assert (Renewed.FREED, False) == store.retake(one)
     store.release(one, success=True)
     assert [Renewed.DONE] == store.renew([other])
 

@@ -185,8 +185,16 @@ MUTANTS = (
         "stores/release.lua",
         "redis.call('SET', (string.gsub(lock, '^(.*):lock:', '%1:ran:')), '', 'PX', ARGV[2])\n",
         "",
-        "test_row_10.py::test_restarted_empty_and_a_short_run[threads]",
+        "test_row_10.py::test_restarted_empty_and_a_run[threads-short]",
         "lost",
+    ),
+    Mutant(
+        "what another had is taken again",
+        "renewal.py",
+        "        if answer is Renewed.FREED:\n",
+        "        if answer in (Renewed.FREED, Renewed.TAKEN):\n",
+        "test_row_10.py::test_restarted_empty_and_a_run[threads-long]",
+        "re-taken",
     ),
     Mutant(
         "the main process takes a lost lease again",

@@ -14,10 +14,12 @@ import redis
 import celery_singleton_lock
 from tests.faults.harness import CHILD_BOUND, Bench, now, since
 from tests.faults.ledger import Event
-from tests.faults.tasks import LINGER
+from tests.faults.tasks import BRIEF, LINGER
 from tests.servers import until
 
 TTL = 6.0
+#: Seconds of another's run: over before a holder renews, or met by it.
+RUNS = {"short": BRIEF, "long": TTL * 0.75}
 POOLS = ["prefork", "threads", "gevent"]
 
 
@@ -101,21 +103,25 @@ def _back(bench: Bench, after: float) -> float:
     return float(next((at for at in done if at > after), 0.0))
 
 
+@pytest.mark.parametrize("run", ["short", "long"])
 @pytest.mark.parametrize("pool", POOLS)
-def test_restarted_empty_and_a_short_run(pool: str) -> None:
-    """Whoever takes its lease again, and was not alone meanwhile, is told; the next one waits for it."""
-    with _holding(pool) as bench:
+def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
+    """Whoever was not alone meanwhile is told, and has its lease again once the other is over; the next one waits for it."""
+    with _holding(pool, second=RUNS[run]) as bench:
         first = _first(bench)
         with bench.schedule.during("empty") as fault:
             bench.store.stop()
             bench.store.start()
         second = bench.body("a", 2)
         lost = bench.wait("lost", run=first["run"])
-        bench.end(second)
-        bench.measured(
-            f"10 store lost its data, a short run, {pool}: told", bench.limits.heal, lost["at"] - fault.until
-        )
+        over = bench.end(second)
+        told = lost["at"] - fault.until
+        bench.measured(f"10 store lost its data, a {run} run, {pool}: told", bench.limits.heal, told)
         until(lambda: bench.held(first), "re-taken", TTL)
+        if run == "long":
+            assert lost["at"] < over["at"]
+            late = _back(bench, over["at"]) - over["at"]
+            bench.measured(f"10 store lost its data, {pool}: taken again after a long run", TTL / 12 + 1.0, late)
         again = bench.send("retry", "a", ["sleep"], expect="once")
         bench.stay_held(TTL, first)
         bench.go("a")
@@ -228,13 +234,14 @@ def _stopped_child(ttl: float) -> Iterator[tuple[Bench, Event]]:
         bench.settle()
 
 
-def test_restarted_empty_beside_a_stopped_child() -> None:
+@pytest.mark.parametrize("run", ["short", "long"])
+def test_restarted_empty_beside_a_stopped_child(run: str) -> None:
     """A child that cannot see it is told, when it goes on, that another came and went; its lease was taken again for it."""
     with _stopped_child(TTL) as (bench, body):
         with bench.schedule.during("empty"):
             bench.store.stop()
             bench.store.start()
-        bench.send("retry", "a", ["sleep"], expect="once", queue="two")
+        bench.send("retry", "a", ["sleep", RUNS[run]], expect="once", queue="two")
         bench.end(bench.body("a", 2))
         until(lambda: bench.held(body), "re-taken", TTL)
         again = bench.send("retry", "a", ["sleep"], expect="once", queue="two")

@@ -349,7 +349,7 @@ def test_refusal_is_as_an_outage(renewer: Renewer, store: Store, clock: Clock, h
 
 
 def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
-    """Another holder's token is there: lost at once, and neither renewed nor taken again."""
+    """Another holder's token is there: lost at once, and left alone; once that is over it is taken again, so that others wait."""
     lease = held()
     store.lose()
     other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
@@ -358,12 +358,21 @@ def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: An
     renewer.sweep()
     assert ["t"] == listener.of("lost")
     assert not lease.held
-    store.renewals.clear()
     go_on(renewer, clock, clock() + 5 * TTL)
-    assert [] == store.renewals
     holder = store.holder(other.lock)
     assert holder is not None
     assert "other" == holder.task_id
+    store.release(other, success=True)
+    go_on(renewer, clock, clock() + TTL / 12)
+    holder = store.holder(other.lock)
+    assert holder is not None
+    assert "other" != holder.task_id
+    assert not lease.held
+    assert ["t"] == listener.of("lost")
+    assert ["t"] == listener.of("retaken")
+    renewer.remove(lease)
+    store.release(lease.claim, success=True)  # type: ignore[arg-type]
+    assert store.holder(other.lock) is None
 
 
 def test_gone_is_taken_again(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
@@ -427,7 +436,7 @@ def test_ensure_of_what_was_taken_again_by_the_main_process(
 
 
 def test_board(store: Store, listener: Listener, clock: Clock) -> None:
-    """A watched lease is written down from its body's begin until its release, or its loss to another; no other is."""
+    """A watched lease is written down from its body's begin until its release, or an operator's; no other is."""
     board = Board()
     board.join(3)
     renewer = Renewer(store, store, Here(), listener, clock, board)
@@ -454,10 +463,18 @@ def test_board(store: Store, listener: Listener, clock: Clock) -> None:
     second = lease_of("c")
     assert written(second)
     store.lose()
-    store.acquire(Claim("b:{x}", "c" * 32, "other", 600.0, "other"))
+    other = Claim("b:{x}", "c" * 32, "other", 600.0, "other")
+    store.acquire(other)
     clock.advance(TTL / 3)
     renewer.sweep()
     assert not second.held
+    assert written(second)  # it waits for its lock
+    store.release(other, success=True)
+    clock.advance(TTL / 12)
+    renewer.sweep()
+    store.free(other.base, other.lock)
+    clock.advance(TTL / 3)
+    renewer.sweep()
     assert not written(second)
 
 

@@ -395,15 +395,10 @@ def test_lease_that_began_late(watched: Watched, store: Store) -> None:
     assert [Renewed.DONE] == store.renew([watched.whole])
 
 
-@pytest.mark.parametrize("how", ["freed", "another's"])
-def test_lost_for_good(watched: Watched, store: Store, how: str) -> None:
-    """What an operator or another run has had is not taken again for the child, however long it goes on."""
+def test_freed(watched: Watched, store: Store) -> None:
+    """What an operator has taken is not taken again for the child, however long it goes on."""
     store.acquire(watched.whole)
-    if how == "freed":
-        store.free(watched.whole.base, watched.whole.lock)
-    else:
-        store._records.clear()
-        store.acquire(replace(watched.whole, token="other"))
+    store.free(watched.whole.base, watched.whole.lock)
     watched.renew()
     store._records.clear()
     for at in range(20, 200, 10):
@@ -411,7 +406,7 @@ def test_lost_for_good(watched: Watched, store: Store, how: str) -> None:
     assert "" == watched.token
     assert math.inf == watched.child.due
     watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
-    assert not watched.child.lost
+    assert not watched.child.freed
 
 
 def test_child_of_which_nothing_is_known(watched: Watched, store: Store) -> None:
@@ -440,12 +435,21 @@ def test_lost_data_without_a_board(store: Store, watched: Watched) -> None:
     assert "" == watched.token
 
 
-def test_lost_data_and_another_has_it(watched: Watched, store: Store) -> None:
-    """What another has by now stays the other's."""
-    store.acquire(replace(watched.whole, token="other"))
-    watched.renew()
-    assert "other" == watched.token
-    assert 30.0 == watched.child.until
+@pytest.mark.parametrize("then", ["release", "lost data"])
+def test_lost_data_and_another_has_it(watched: Watched, store: Store, then: str) -> None:
+    """What another has by now stays the other's; once that is over it is taken again for the child, who will be told."""
+    other = replace(watched.whole, token="other", ttl=600.0)
+    store.acquire(other)
+    for at in (10.0, 12.5, 15.0):
+        watched.renew(at)
+        assert "other" == watched.token
+    if then == "release":
+        store.release(other, success=True)
+    else:
+        store._records.clear()
+    watched.renew(17.5)
+    assert watched.whole.token == watched.token
+    assert [Renewed.LOST] == store.renew([watched.whole])
 
 
 def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> None:
@@ -458,21 +462,6 @@ def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> No
 
     store.retake = late  # type: ignore[method-assign]
     watched.renew()
-    assert "" == watched.token
-    assert [watched.whole.token] == store.releases
-
-
-@pytest.mark.parametrize("then", ["goes on", "another attempt"])
-def test_child_gives_up_after_it_was_taken_again(watched: Watched, store: Store, then: str) -> None:
-    """A child may have met another's lease, which was gone a moment later: nothing is kept for one that counts on it no more."""
-    watched.renew()
-    assert watched.whole.token == watched.token
-    watched.board.give_up(watched.whole.token)
-    if then == "another attempt":
-        watched.board.let_go()
-        watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
-    for at in (20.0, 20.5):
-        watched.renew(at)
     assert "" == watched.token
     assert [watched.whole.token] == store.releases
 
