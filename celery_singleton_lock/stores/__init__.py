@@ -100,9 +100,9 @@ class LockStore(Protocol):
         """Put off the expiry of those that these tokens own."""
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        """Take again what is gone while its body goes on, unless another token is there or an operator took it; `expired` makes that a loss.
+        """Take again what is gone while its body goes on, unless another token is there, or an operator took it.
 
-        Answers what has become of it, never that it is gone, and whether this very call has taken it.
+        Answers what has become of it, never that it is gone, and whether this very call has taken it; `expired` makes that a loss.
         """
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
