@@ -14,6 +14,7 @@ _PID, _TOKEN, _DIGEST = 16, 32, 32  # bytes; the last two are hex digits
 _HELD = _PID + _TOKEN
 _GIVEN_UP = _HELD + _DIGEST
 _SIZE = _GIVEN_UP + _TOKEN
+_NOTHING = bytes(_TOKEN)
 
 
 class Board:
@@ -38,14 +39,16 @@ class Board:
 
     def hold(self, token: str, digest: str) -> None:
         """The body's thread has the lease of this token, on the lock of this digest."""
-        if self._at is not None:
-            self._write(_HELD, digest.encode())
-            self._write(_PID, token.encode())  # last: it vouches for the digest
+        at = self._at
+        if at is not None:
+            self._memory[at + _HELD : at + _GIVEN_UP] = digest.encode()
+            self._memory[at + _PID : at + _HELD] = token.encode()  # last: it vouches for the digest
 
     def let_go(self) -> None:
         """It has none, or is about to give it back."""
-        if self._at is not None:
-            self._write(_PID, bytes(_TOKEN))
+        at = self._at
+        if at is not None:
+            self._memory[at + _PID : at + _HELD] = _NOTHING
 
     def give_up(self, token: str) -> None:
         """An operator took the lease of this token."""

@@ -252,12 +252,16 @@ class KeyPlan:
     def _counting(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that count and differ from their default, so that a new parameter changes no old key."""
         names = bound if self.unique_on is None else [name for name in self.unique_on if name in bound]
-        defaults, forms = self.defaults, {}
+        defaults, absent, forms = self.defaults, self.binder.absent, {}
         for name in names:
             value = bound[name]
             form = value if type(value) in _AS_IS else canonical(value, name)
-            if name not in defaults or _encode(form) != defaults[name]:
-                forms[name] = form
+            if name in defaults:
+                default = absent[name]
+                differs = type(value) is type(default) and type(value) in _PLAIN and value == value != default  # noqa: PLR0124 - NaN
+                if not differs and _encode(form) == defaults[name]:
+                    continue
+            forms[name] = form
         return forms
 
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.holder import Holder
 ENDED_TTL = 3600.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Claim:
     """One attempt's request for a lease. It is never changed: stores keep what they made of it.
 

@@ -6,6 +6,7 @@ that met a connection closed by the server is sent once more, on a fresh one, wi
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from _thread import allocate_lock
@@ -84,15 +85,21 @@ class _Socket:
     def __init__(self, sock: Any, connection: Any) -> None:
         self._sock = sock
         self._connection = connection
+        self._timeout = math.inf  # what the socket's was set to last
         self._seen: Any = None  # what the next reading meets: bytes or an error; None: nothing has been looked at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def answer(self) -> Any:
-        """The next reply, if that is one of `_KNOWN`; if not, None, and the reply is still there to be read."""
+    def exchange(self, command: bytes, deadline: float) -> Any:
+        """Send a command; the reply, if that is one of `_KNOWN`; if not, None, and the reply is still there to be read.
+
+        Each step has `GRACE` at least: a body that keeps the GIL may have eaten all the time there was.
+        """
+        self._bounded(deadline, GRACE).sendall(command)
+        sock = self._bounded(deadline, GRACE)
         try:
-            seen = self._bounded().recv(_LOOK_AHEAD)
+            seen = sock.recv(_LOOK_AHEAD)
         except OSError as error:
             self._seen = error
             return None
@@ -109,21 +116,32 @@ class _Socket:
             finally:
                 del seen  # which would keep this frame, and all below, in a cycle
         if seen is None:
-            seen = self._bounded().recv(*args)
+            seen = self._bounded(self._connection.deadline).recv(*args)
         return seen
 
     def recv_into(self, buffer: Any) -> int:
         if self._seen is None:
-            return int(self._bounded().recv_into(buffer))
+            return int(self._bounded(self._connection.deadline).recv_into(buffer))
         seen = self.recv(_LOOK_AHEAD)
         buffer[: len(seen)] = seen
         return len(seen)
 
     def sendall(self, *args: Any) -> Any:
-        return self._bounded().sendall(*args)
+        return self._bounded(self._connection.deadline).sendall(*args)
 
-    def _bounded(self) -> Any:
-        self._sock.settimeout(_left(self._connection.deadline))
+    def settimeout(self, seconds: float | None) -> None:
+        """By redis-py."""
+        self._timeout = math.inf
+        self._sock.settimeout(seconds)
+
+    def _bounded(self, deadline: float, least: float = 0.001) -> Any:
+        """The socket, with a timeout that is not a millisecond from right: to set it takes a system call."""
+        left = deadline - time.monotonic()
+        if left < least:
+            left = least
+        if not -0.001 < self._timeout - left < 0.001:
+            self._sock.settimeout(left)
+            self._timeout = left
         return self._sock
 
 
@@ -165,8 +183,8 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "")
-        reply = self._run("acquire", (claim.packed or _words_of(claim)) + more, timeout)
+        words = (claim.packed or _words_of(claim)) + _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched)
+        reply = self._run("acquire", words, timeout)
         if reply[0] == "granted":
             return _GRANTED
         answer, *holder = reply
@@ -179,7 +197,7 @@ class RedisStore:
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         keys, args = _renewal_of(claim)
-        more = _packed(claim.task_id, claim.node, claim.pid, "1" if claim.watched else "", "1" if expired else "")
+        more = _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched) + (_YES if expired else _NO)
         answer, taken = self._run("retake", keys + args + more, timeout)
         return _RENEWED[answer], bool(taken)
 
@@ -316,19 +334,18 @@ def _left(deadline: float) -> float:
 
 
 def _sent(connection: Any, command: bytes, deadline: float) -> Any:
-    """The reply. Each step has `GRACE` at least: a body that keeps the GIL may have eaten all the time there was."""
     for once_more in (True, False):
         if connection._sock is None:
-            connection.connect()  # sending would, but not by way of Sentinel (redis-py 8)
+            connection.connect()
         try:
+            known = connection._sock.exchange(command, deadline)
+            if known is not None:
+                return known
             connection.deadline = max(deadline, time.monotonic() + GRACE)
-            connection.send_packed_command([command])
-            connection.deadline = max(deadline, time.monotonic() + GRACE)
-            known = connection._sock.answer()
-            return connection.read_response() if known is None else known
-        except _DENIED:
+            return connection.read_response()
+        except (*_DENIED, TimeoutError):
             raise
-        except exceptions.ConnectionError:  # closed by the server, most likely since it was used last
+        except (exceptions.ConnectionError, OSError):  # closed by the server, most likely since it was used last
             connection.disconnect()
             if not once_more:
                 raise
@@ -342,19 +359,31 @@ def _head(verb: str, name: str, times: int) -> bytes:
     return b"*%d\r\n%b" % (3 + keys + args, _packed(verb, script.sha if verb == "EVALSHA" else script.text, keys))
 
 
+@lru_cache(maxsize=256)
+def _place(node: str, pid: int, watched: bool) -> bytes:
+    """The words that tell where a claim comes from."""
+    return _packed(node, pid, "1" if watched else "")
+
+
 def _words_of(claim: Claim) -> bytes:
     """The words that acquiring and releasing begin with, made once for both."""
     attempt = claim.attempt
     lock = claim.lock if claim.digest else attempt
-    claim.packed = words = _packed(lock, attempt, claim.ended, claim.token, _ms(claim.ttl))
+    claim.packed = words = _packed(lock, attempt, claim.ended, claim.token) + _duration(claim.ttl)
     return words
+
+
+@lru_cache(maxsize=256)
+def _duration(seconds: float) -> bytes:
+    """A time in milliseconds, as a word."""
+    return _packed(_ms(seconds))
 
 
 def _renewal_of(claim: Claim) -> tuple[bytes, bytes]:
     """Keys and other words of a renewal, made once for all."""
     attempt = claim.attempt
     keys = _packed(claim.lock if claim.digest else attempt, attempt)
-    claim.packed_renewal = words = keys, _packed(claim.token, _ms(claim.ttl))
+    claim.packed_renewal = words = keys, _packed(claim.token) + _duration(claim.ttl)
     return words
 
 

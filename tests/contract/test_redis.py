@@ -429,19 +429,43 @@ def test_signal_while_waiting(impostor: Callable[..., Impostor], redis_store: Ma
     busy.join()
 
 
-@pytest.mark.parametrize("at", ["send_packed_command", "read_response"])
+class Late:
+    """A socket whose owner is kept from running before or after it sends."""
+
+    def __init__(self, sock: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> None:
+        self.sock, self.before, self.after = sock, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def sendall(self, *args: Any) -> None:
+        self.before()
+        self.sock.sendall(*args)
+        self.after()
+
+
+@pytest.mark.parametrize("at", ["before it is sent", "before the reply", "before the rest of the reply"])
 def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str) -> None:
     """A call whose thread is kept from running past the deadline still asks the store, and believes its answer."""
     connection = connector(redis_server.url(), {})()
     store, one = RedisStore(lambda: connection, 1.0), claim()
     store.acquire(one)
-    act = getattr(connection, at)
+    sock, read = connection._sock, connection.read_response
 
-    def late(*args: Any, **named: Any) -> Any:
+    def late() -> None:
         time.sleep(0.2)  # for what a body that keeps the GIL does to this thread
-        return act(*args, **named)
 
-    setattr(connection, at, late)
+    def read_late() -> Any:
+        late()
+        return read()
+
+    if at == "before it is sent":
+        exchange = sock.exchange
+        sock.exchange = lambda *args: late() or exchange(*args)
+    elif at == "before the reply":
+        sock._sock = Late(sock._sock, after=late)
+    else:
+        connection.read_response = read_late
     assert [Renewed.DONE] == store.renew([one], 0.1)
     store.release(one, success=True)
     store.close()
@@ -457,15 +481,14 @@ def test_kept_from_running_beside_a_slow_store(
     store, one = RedisStore(lambda: connection, 1.0), claim()
     store.acquire(one)
     store.renew([one])  # so that the server has the script
-    send, go_on = connection.send_packed_command, threading.Timer(0.5, server.resume)
+    go_on = threading.Timer(0.5, server.resume)
 
-    def late(*args: Any) -> None:
+    def late() -> None:
         time.sleep(0.2)
         server.pause()
         go_on.start()
-        send(*args)
 
-    connection.send_packed_command = late
+    connection._sock._sock = Late(connection._sock._sock, before=late)
     assert [Renewed.DONE] == store.renew([one], 0.1)
     go_on.join()
     store.close()

@@ -223,8 +223,8 @@ MUTANTS = (
     Mutant(
         "one deadline over a store call",
         "stores/redis.py",
-        "        self._sock.settimeout(_left(self._connection.deadline))",
-        "        self._sock.settimeout(None)",
+        "            self._sock.settimeout(left)\n",
+        "            self._sock.settimeout(None)\n",
         "test_row_10.py::test_half_open",
         "store error",
     ),
