@@ -258,7 +258,8 @@ class KeyPlan:
             form = value if type(value) in _AS_IS else canonical(value, name)
             if name in defaults:
                 default = absent[name]
-                differs = type(value) is type(default) and type(value) in _PLAIN and value == value != default  # noqa: PLR0124 - NaN
+                # What differs needs no encoding; NaN differs from itself.
+                differs = type(value) is type(default) and type(value) in _PLAIN and value == value != default
                 if not differs and _encode(form) == defaults[name]:
                     continue
             forms[name] = form

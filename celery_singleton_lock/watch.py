@@ -203,8 +203,8 @@ class Watcher:
 
     def _clear_doubt(self, child: Child, time: float) -> None:
         """Give back what may have been taken again for an attempt whose body is over."""
-        doubt, child.doubt = child.doubt, None
-        if doubt is not None:
+        if (doubt := child.doubt) is not None:
+            child.doubt = None
             self._dead.append(replace(child, claim=doubt, due=time, until=time + doubt.ttl))
 
     def _renew(self, children: Sequence[Child], time: float) -> None:

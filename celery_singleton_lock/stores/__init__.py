@@ -102,7 +102,7 @@ class LockStore(Protocol):
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         """Take again what is gone while its body goes on, unless another token is there, or an operator took it.
 
-        Answers what has become of it, never that it is gone, and whether this very call has taken it; `expired` makes that a loss.
+        Answers what has become of it, never that it is gone, and whether this call has taken it; `expired` makes that a loss.
         """
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:

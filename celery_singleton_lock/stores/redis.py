@@ -183,8 +183,8 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        words = (claim.packed or _words_of(claim)) + _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched)
-        reply = self._run("acquire", words, timeout)
+        words, place = claim.packed or _words_of(claim), _place(claim.node, claim.pid, claim.watched)
+        reply = self._run("acquire", words + _packed(claim.task_id) + place, timeout)
         if reply[0] == "granted":
             return _GRANTED
         answer, *holder = reply
@@ -302,7 +302,7 @@ class RedisStore:
             slot.connection = self._connect()
         slot.connection.deadline = deadline
         try:
-            reply = _sent(slot.connection, command, deadline)
+            reply = _reply(slot.connection, command, deadline)
         except exceptions.ResponseError as error:
             slot.dirty = isinstance(error, exceptions.ReadOnlyError)  # look for the new master then
             raise
@@ -333,7 +333,8 @@ def _left(deadline: float) -> float:
     return left if left > 0.001 else 0.001
 
 
-def _sent(connection: Any, command: bytes, deadline: float) -> Any:
+def _reply(connection: Any, command: bytes, deadline: float) -> Any:
+    """What the server answers. A command that met a closed connection is sent once more."""
     for once_more in (True, False):
         if connection._sock is None:
             connection.connect()

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -468,6 +469,36 @@ def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str)
         connection.read_response = read_late
     assert [Renewed.DONE] == store.renew([one], 0.1)
     store.release(one, success=True)
+    store.close()
+
+
+def test_timeout_is_set_where_it_is_not_right(
+    redis_server: RedisServer, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To set a socket's timeout takes a system call: it is left as it is within a millisecond, not more, whoever set it."""
+    connection = connector(redis_server.url(), {})()
+    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store.acquire(one)
+    sock, asked, times = connection._sock, [], [100.0]
+    monkeypatch.setattr(redis_module, "time", SimpleNamespace(monotonic=lambda: times.pop() if times[1:] else times[0]))
+
+    class Socket(Late):
+        def settimeout(self, seconds: float) -> None:
+            asked.append(round(seconds, 4))
+            self.sock.settimeout(seconds)
+
+    sock._sock = Socket(sock._sock)
+    sock.settimeout(7.0)
+    for timeout in (None, None, 0.5, 0.5, None):
+        store.renew([one], timeout)
+    assert [7.0, 1.0, 0.5, 1.0] == asked
+    sock.settimeout(7.0)
+    store.renew([one])
+    assert [7.0, 1.0] == asked[4:]
+    for later in (0.0009, 0.0011):  # by so much the reply is waited for later than the command was sent
+        times[1:] = [100.0 + later, 100.0, 100.0]
+        store.renew([one])
+    assert [0.9989] == asked[6:]
     store.close()
 
 

@@ -295,6 +295,18 @@ def test_default_is_told_from_what_only_looks_like_it() -> None:
     assert 4 == len({key_of(run), key_of(run, True), key_of(run, 1.0), key_of(run, b=False)})
 
 
+numbers = st.sampled_from([0, 1, 2**70, False, True, 0.0, -0.0, 1.0, math.nan, math.inf, 1e300, "", "1", None])
+
+
+@given(st.one_of(plain, numbers), st.one_of(plain, numbers))
+def test_default_is_what_is_written_alike(default: Any, value: Any) -> None:
+    """A plain argument counts unless JSON writes it as the default: NaN is NaN, -0.0 is not 0.0."""
+
+    def run(a: Any = default) -> None: ...
+
+    assert (key_of(run) == key_of(run, value)) == (json.dumps(default) == json.dumps(value))
+
+
 def test_added_default_parameter_keeps_keys() -> None:
     """A new parameter with a default changes no key, so that old and new workers meet during a deployment."""
 
