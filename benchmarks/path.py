@@ -28,6 +28,8 @@ HOW = (
 PEERS = (ONCE, SINGLETON)
 PROCESSES = {"solo": (PUBLISHER, BODIES, STORE, BROKER), "prefork": (PUBLISHER, MAIN, BODIES, STORE, BROKER)}
 POOLS = tuple(PROCESSES)
+#: How many rounds each worker takes; in prefork what is added is little beside what runs differ by.
+ROUNDS = {"solo": 60, "prefork": 250}
 
 
 class Batches:
@@ -43,7 +45,7 @@ class Batches:
                 cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
                 for kind, task in tasks.items():
                     workers.of(kind).drain(task, 20)
-                for order in shuffled(kinds, stage.few(60, 9)):
+                for order in shuffled(kinds, stage.few(ROUNDS[pool], 9)):
                     self.raw.append(cycle())
                     for kind in order:
                         self.found[kind].append(workers.of(kind).drain(tasks[kind], size))
