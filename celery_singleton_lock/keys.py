@@ -26,6 +26,7 @@ MAX_CALLABLE_KEY = 1024  # bytes
 
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _AS_IS = _PLAIN - {int}  #: their values need no look at all
+_NUMBERS = frozenset({bool, int, float})
 _CONVERT: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 _CONTAINERS = frozenset({list, tuple, dict})
 _LARGEST = 10**4300  #: CPython's own limit for integers in decimal (`sys.set_int_max_str_digits`)
@@ -258,8 +259,8 @@ class KeyPlan:
             form = value if type(value) in _AS_IS else canonical(value, name)
             if name in defaults:
                 default = absent[name]
-                # What differs needs no encoding; NaN differs from itself.
-                differs = type(value) is type(default) and type(value) in _PLAIN and value == value != default
+                # Numbers that differ are written differently, but for NaN; strings may not be (surrogates).
+                differs = type(value) is type(default) and type(value) in _NUMBERS and value == value != default
                 if not differs and _encode(form) == defaults[name]:
                     continue
             forms[name] = form

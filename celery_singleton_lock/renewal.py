@@ -36,7 +36,7 @@ class Listener(Protocol):
         """It ended under its body. Told once."""
 
     def retaken(self, lease: Lease) -> None:
-        """The store had lost it, nobody else had it, and it was taken again."""
+        """It was gone from the store, nobody else had it, and it was taken again."""
 
     def unreachable(self, lease: Lease, error: StoreError) -> None:
         """It could not be renewed for now. Told once for each outage."""
@@ -326,5 +326,5 @@ class Renewer:
 
 def _patience(leases: Sequence[Lease], time: float) -> float:
     """How long a call for these leases may take: a sixth of a TTL, and no longer than until a deadline that lies ahead."""
-    ahead = [lease.deadline - time for lease in leases if lease.deadline > time]
+    ahead = [lease.deadline - time for lease in leases if lease.deadline > time and not lease.lost]
     return max(0.01, min([lease.ttl / 6 for lease in leases] + ahead))

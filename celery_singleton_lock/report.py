@@ -31,7 +31,7 @@ class Reporter:
         send(signals.lock_lost, lease.task, lease=lease)
 
     def retaken(self, lease: Lease) -> None:
-        logger.warning("Task %s[%s] on %s (pid %d) took its lock %s again: the store had lost it", *_who(lease))
+        logger.warning("Task %s[%s] on %s (pid %d) took its lock %s again, which was gone from the store", *_who(lease))
 
     def unreachable(self, lease: Lease, error: StoreError) -> None:
         logger.warning("Task %s[%s] on %s (pid %d): its lock %s could not be renewed for now: %s", *_who(lease), error)

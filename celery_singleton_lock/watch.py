@@ -35,7 +35,7 @@ class Child:
         claim: the attempt; its digest may be empty.
         going: whether the pool still waits for the attempt's end.
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
-        until: when its lease has expired, unless the child renewed it.
+        until: when its lease has expired, unless the child renewed it; of a dead child, when freeing it is given up.
         freed: whether an operator took the attempt's lock; then the child alone may find out.
         doubt: an attempt whose lease the store may have taken again, though it has not said so.
     """
@@ -225,10 +225,10 @@ class Watcher:
                 if child.claim is claim:
                     child.due = time + claim.ttl / (12 if answer in (None, Renewed.TAKEN) else 3)
                     child.freed = answer is Renewed.FREED
-                    if answer in (Renewed.DONE, Renewed.LOST):
+                    if answer is Renewed.DONE:
                         child.until = time + claim.ttl
-                    elif answer is Renewed.TAKEN:
-                        child.until = time
+                    elif answer in (Renewed.LOST, Renewed.TAKEN):
+                        child.until = time  # the child may not know: what is taken again stays lost
 
     def _take_again(self, child: Child, claim: Claim, time: float) -> Renewed | None:
         """Take again what the store has lost, for a child that counts on it and may have no chance itself; None: no answer."""

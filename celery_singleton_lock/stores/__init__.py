@@ -11,6 +11,8 @@ from celery_singleton_lock.holder import Holder
 
 #: How long it is remembered that an attempt ended in success while a copy of its message waited, in seconds.
 ENDED_TTL = 3600.0
+#: How long it is remembered at least that an operator took the lock from an attempt, in seconds.
+FREED_TTL = 3600.0
 
 
 @dataclass(slots=True)

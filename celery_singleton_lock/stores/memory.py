@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import native_lock
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.stores import ENDED_TTL, Answer, Claim, Renewed, Verdict, ran
+from celery_singleton_lock.stores import ENDED_TTL, FREED_TTL, Answer, Claim, Renewed, Verdict, ran
 
 FEW = 1000  # records that may be there, alive or not, before expired ones are looked for
 
@@ -126,7 +126,7 @@ class MemoryStore:
                 return None
             del self._records[lock]
             freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
-            self._records[f"{base}:attempt:{record.token}"] = _Record("", freed_until)
+            self._records[f"{base}:attempt:{record.token}"] = _Record("", max(freed_until, self._clock() + FREED_TTL))
             self._records[ran(lock)] = _Record("", freed_until)
             return self._holder(record)
 

@@ -1,7 +1,8 @@
 """Leases in Redis or Valkey: one script call for each verb, under one deadline.
 
 Connections of redis-py are used below its client, which would send a command again on its own and wait between tries. A command
-that met a connection closed by the server is sent once more, on a fresh one, within the same deadline: every verb can bear that.
+that met a connection closed by the server is sent once more, on a fresh one, within the same deadline: every verb can bear that,
+but for `free`, which may so meet whoever came in between.
 """
 
 from __future__ import annotations

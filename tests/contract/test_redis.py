@@ -525,6 +525,34 @@ def test_kept_from_running_beside_a_slow_store(
     store.close()
 
 
+def test_connection_that_cannot_send(redis_server: RedisServer, claim: MakeClaim) -> None:
+    """A connection that turns out to be closed while a command is sent is replaced, and the command sent once more."""
+    connection = connector(redis_server.url(), {})()
+    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store.acquire(one)
+    connection._sock._sock.shutdown(socket.SHUT_WR)
+    assert [Renewed.DONE] == store.renew([one])
+    store.close()
+
+
+def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, claim: MakeClaim) -> None:
+    """A command that could not be sent in time is given up."""
+    connection = connector(redis_server.url(), {})()
+    store, one, sent = RedisStore(lambda: connection, 1.0), claim(), []
+    store.acquire(one)
+
+    def full() -> None:
+        sent.append(1)
+        raise TimeoutError
+
+    connection._sock._sock = Late(connection._sock._sock, before=full)
+    with pytest.raises(StoreUnavailable):
+        store.renew([one])
+    assert [1] == sent
+    assert [Renewed.DONE] == store.renew([one])
+    store.close()
+
+
 def test_no_connection_before_the_first_call(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
     """Making a store connects to nothing."""
     server = own_server()

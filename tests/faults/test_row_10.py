@@ -279,6 +279,8 @@ def test_unlocked_beside_a_stopped_child() -> None:
         os.kill(body["pid"], signal.SIGCONT)
         woken = now()
         bench.measured("10 unlocked beside a stopped child: told after waking", 1.5, bench.wait("lost")["at"] - woken)
+        bench.last(5)
+        assert not bench.held(body)
         bench.go("a")
 
 

@@ -295,12 +295,15 @@ def test_default_is_told_from_what_only_looks_like_it() -> None:
     assert 4 == len({key_of(run), key_of(run, True), key_of(run, 1.0), key_of(run, b=False)})
 
 
-numbers = st.sampled_from([0, 1, 2**70, False, True, 0.0, -0.0, 1.0, math.nan, math.inf, 1e300, "", "1", None])
+ODD = [0, 1, 2**70, False, True, 0.0, -0.0, 1.0, math.nan, math.inf, 1e300, "", "1", None, "\U0001f600", "\ud83d\ude00"]
 
 
-@given(st.one_of(plain, numbers), st.one_of(plain, numbers))
+@given(st.one_of(plain, st.sampled_from(ODD)), st.one_of(plain, st.sampled_from(ODD)))
+@example("\U0001f600", "\ud83d\ude00")
+@example(math.nan, math.nan)
+@example(0.0, -0.0)
 def test_default_is_what_is_written_alike(default: Any, value: Any) -> None:
-    """A plain argument counts unless JSON writes it as the default: NaN is NaN, -0.0 is not 0.0."""
+    """A plain argument counts unless JSON writes it as the default: NaN is NaN, -0.0 not 0.0, a pair of surrogates its letter."""
 
     def run(a: Any = default) -> None: ...
 

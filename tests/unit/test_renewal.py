@@ -375,6 +375,19 @@ def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: An
     assert store.holder(other.lock) is None
 
 
+def test_patience_beside_a_lost_lease(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
+    """The deadline that a lost lease once had does not shorten the calls of others."""
+    held("lost")
+    store.lose()
+    store.acquire(Claim("b:{x}", "digest-lost", "other", 600.0, "other"))
+    clock.advance(TTL / 3)
+    renewer.sweep()
+    held("other")
+    store.renewals.clear()
+    go_on(renewer, clock, clock() + 5 * TTL)
+    assert {TTL / 6} == {allowed for _, _, allowed in store.renewals}
+
+
 def test_gone_is_taken_again(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener) -> None:
     """The store lost the lease, nobody else has it, the deadline lies ahead: it is taken again and was never lost."""
     lease = held()

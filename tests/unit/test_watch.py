@@ -443,12 +443,25 @@ def test_lost_data_and_another_has_it(watched: Watched, store: Store, then: str)
     for at in (10.0, 12.5, 15.0):
         watched.renew(at)
         assert "other" == watched.token
+        assert at + 2.5 == watched.child.due
     if then == "release":
         store.release(other, success=True)
     else:
         store._records.clear()
     watched.renew(17.5)
     assert watched.whole.token == watched.token
+    assert [Renewed.LOST] == store.renew([watched.whole])
+
+
+def test_lost_data_twice(watched: Watched, store: Store) -> None:
+    """What was lost to another stays lost, when it is taken again once more: the child has not been told, as far as is known."""
+    other = replace(watched.whole, token="other")
+    store.acquire(other)
+    store.release(other, success=True)
+    watched.renew()
+    assert [Renewed.LOST] == store.renew([watched.whole])
+    store._records.clear()
+    watched.renew(20.0)
     assert [Renewed.LOST] == store.renew([watched.whole])
 
 
