@@ -69,6 +69,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         limits: what bounds are counted with.
     """
     faults = list(faults)
+    faults += _absences(faults, limits)
     bodies = bodies_of(events)
     _kill(bodies, faults)
     lost = [event for event in events if event["what"] == "lost"]
@@ -81,6 +82,20 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         *_store(events, faults, limits),
     ]
     return found
+
+
+def _absences(faults: Iterable[Fault], limits: Limits) -> list[Fault]:
+    """Return outages that were planned as something shorter: a busy machine lets a pause last, and one follow upon the other.
+
+    What is less than a third of a TTL apart leaves no time for a renewal and its next try.
+    """
+    stretches: list[Fault] = []
+    for fault in sorted((f for f in faults if f.kind in ("pause", "outage", "empty")), key=lambda fault: fault.at):
+        if stretches and fault.at - stretches[-1].until < limits.ttl / 3:
+            stretches[-1].until = max(stretches[-1].until, fault.until)
+        else:
+            stretches.append(Fault("outage", fault.at, fault.until))
+    return [stretch for stretch in stretches if stretch.until - stretch.at > limits.ttl * 2 / 3]
 
 
 def bodies_of(events: Sequence[Event]) -> list[Body]:

@@ -39,6 +39,7 @@ class Ledger:
         self._mutex = threading.Lock()
         self._offset = 0
         self._events: list[Event] = []
+        self._kinds: dict[str, list[Event]] = {}  # a probe asks for one kind every few milliseconds
 
     def note(self, what: str, at: float | None = None, **more: Any) -> None:
         """Append an event, of now unless told otherwise."""
@@ -54,9 +55,8 @@ class Ledger:
         """Return the events so far: of one kind, and with these values."""
         with self._mutex:
             self._read()
-            events = list(self._events)
-        found = [event for event in events if what is None or event["what"] == what]
-        return [event for event in found if all(event.get(name) == value for name, value in same.items())]
+            events = list(self._events if what is None else self._kinds.get(what, ()))
+        return [event for event in events if all(event.get(name) == value for name, value in same.items())]
 
     def _read(self) -> None:
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
@@ -64,7 +64,10 @@ class Ledger:
             whole, _, _ = file.read().rpartition(b"\n")
             if whole:
                 self._offset += len(whole) + 1
-                self._events += [json.loads(line) for line in whole.split(b"\n")]
+                new = [json.loads(line) for line in whole.split(b"\n")]
+                self._events += new
+                for event in new:
+                    self._kinds.setdefault(event["what"], []).append(event)
 
     def number(self, name: str) -> int:
         """Return 0, 1, 2 ... : how often this name has been asked for before."""

@@ -517,6 +517,23 @@ def test_a_short_pause_excuses_no_overlap() -> None:
     assert {"overlap", "lost"} == found([*body("a", 0, 20), lost("a", 14), *body("b", 14, 20, pid=2)], pause)
 
 
+@pytest.mark.parametrize(
+    ("faults", "verdict"),
+    [
+        ([Fault("pause", 10, 14.1)], set()),
+        ([Fault("pause", 10, 13.9)], {"early", "lost"}),
+        ([Fault("pause", 10, 12), Fault("pause", 13.9, 15)], set()),
+        ([Fault("pause", 10, 12), Fault("pause", 14.1, 15)], {"early", "lost"}),
+        ([Fault("pause", 10, 12), Fault("empty", 13, 14.5)], set()),
+        ([Fault("kill", 10, 15, frozenset({2}))], {"early", "lost"}),
+    ],
+)
+def test_absence_that_became_long(faults: list[Fault], verdict: set[str]) -> None:
+    """What the store's absence lasted counts, not what it was planned as: two thirds of a TTL, with what followed soon."""
+    there = [*body("a", 0, 25), event("key", 0, run="a", key=KEY), event("gone", 15, run="a"), lost("a", 15)]
+    assert verdict == found([*there, event("looked", 30)], *faults)
+
+
 def test_early() -> None:
     """A lease that is gone under its body."""
     there = [*body("a", 0, 25), event("key", 0, run="a", key=KEY), event("gone", 15, run="a"), event("looked", 30)]
