@@ -12,6 +12,8 @@ import pytest
 import redis
 
 import celery_singleton_lock
+from celery_singleton_lock.stores import Answer, Claim
+from celery_singleton_lock.stores.redis import RedisStore, connector
 from tests.faults.harness import CHILD_BOUND, Bench, now, since
 from tests.faults.ledger import Event
 from tests.faults.tasks import BRIEF, LINGER
@@ -126,6 +128,39 @@ def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
         bench.stay_held(TTL, first)
         bench.go("a")
         again.get(timeout=10)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_lease_of_nobody(pool: str) -> None:
+    """A claim granted after its sender gave up looks like another's lease; once it is given back its holder has its own again."""
+    with Bench(ttl=TTL) as bench:
+        bench.worker(pool)
+        bench.send("retry", "a", ["hold"], expect="once")
+        body = bench.body("a")
+        bench.wait("key")
+        base, _, digest = body["key"].rpartition(":lock:")
+        nobody = Claim(base, digest, "0" * 32, 60.0, "nobody")
+        store = RedisStore(connector(bench.store.url(), {}))
+        before = len(_renewals(bench))
+        until(lambda: len(_renewals(bench)) > before, "renewed: the next time is a while off", TTL)
+        with bench.schedule.during("empty"):
+            bench.store.stop()
+            bench.store.start()
+        with contextlib.closing(bench.client()) as client:
+            until(lambda: any(one["cmd"] == "monitor" for one in client.client_list()), "the probe is back")
+        assert Answer.GRANTED is store.acquire(nobody).answer
+        bench.wait("lost", run=body["run"])
+        store.release(nobody, success=False)
+        given_back = now()
+        store.close()
+        until(lambda: bench.held(body), "re-taken", TTL)
+        late = _back(bench, given_back) - given_back
+        bench.measured(f"10 met a lease of nobody, {pool}: taken again", TTL / 12 + 1.0, late)
+        again = bench.send("retry", "a", ["sleep"], expect="once")
+        bench.stay_held(TTL, body)
+        bench.go("a")
+        again.get(timeout=10)
+        bench.settle()
 
 
 def test_restarted_empty_and_the_body_over() -> None:
