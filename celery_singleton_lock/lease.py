@@ -29,7 +29,7 @@ class Lease:
         self.task = task
         #: How long the lease outlives its last renewal.
         self.ttl = claim.ttl if claim else 0.0
-        self.owned = False  # the store has this token, as far as is known
+        self.owned = False  # the store may have this token: there may be something to give back
         self.lost = False
         self.closed = False  # the body is over
         self.deadline = self.due = 0.0
