@@ -91,12 +91,17 @@ def test_restarted_empty_and_alone(pool: str) -> None:
             bench.limits.heal,
             _back(bench, fault.until) - fault.until,
         )
-        again = bench.send("retry", "a", ["sleep"], expect="once")
-        bench.stay_held(TTL, body)
+        _waited_for(bench, body, TTL)
         assert not bench.ledger.events("lost")
-        bench.go("a")
-        again.get(timeout=10)
         bench.settle()
+
+
+def _waited_for(bench: Bench, body: Event, seconds: float) -> None:
+    """See to it that a duplicate waits for this body: for so many seconds, then it is let go."""
+    again = bench.send("retry", "a", ["sleep"], expect="once")
+    bench.stay_held(seconds, body)
+    bench.go("a")
+    again.get(timeout=10)
 
 
 def _back(bench: Bench, after: float) -> float:
@@ -124,10 +129,7 @@ def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
             assert lost["at"] < over["at"]
             late = _back(bench, over["at"]) - over["at"]
             bench.measured(f"10 store lost its data, {pool}: taken again after a long run", TTL / 12 + 1.0, late)
-        again = bench.send("retry", "a", ["sleep"], expect="once")
-        bench.stay_held(TTL, first)
-        bench.go("a")
-        again.get(timeout=10)
+        _waited_for(bench, first, TTL)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -156,10 +158,7 @@ def test_lease_of_nobody(pool: str) -> None:
         until(lambda: bench.held(body), "re-taken", TTL)
         late = _back(bench, given_back) - given_back
         bench.measured(f"10 met a lease of nobody, {pool}: taken again", TTL / 12 + 1.0, late)
-        again = bench.send("retry", "a", ["sleep"], expect="once")
-        bench.stay_held(TTL, body)
-        bench.go("a")
-        again.get(timeout=10)
+        _waited_for(bench, body, TTL)
         bench.settle()
 
 
@@ -227,11 +226,8 @@ def test_stopped_for_three_ttl_alone() -> None:
             bench.store.resume()
         until(lambda: bench.held(body) and _back(bench, fault.until), "re-taken", 5)
         bench.measured("10 store away, alone: re-taken", bench.limits.heal, _back(bench, fault.until) - fault.until)
-        again = bench.send("retry", "a", ["sleep"], expect="once")
-        bench.stay_held(4, body)
+        _waited_for(bench, body, 4)
         assert 1 == len(bench.ledger.events("lost"))
-        bench.go("a")
-        again.get(timeout=10)
         bench.settle()
 
 
