@@ -242,7 +242,7 @@ MUTANTS = (
         "success=False)\n    runtime.renewer.doubt(claim)\n",
         "success=False)\n",
         "test_row_10.py::test_stopped_for_three_ttl",
-        "overlap|leftover|no lease is left",
+        "has it again|somebody has it|overlap|leftover|no lease is left",
     ),
     Mutant(
         "a forked process owns nothing",
