@@ -11,7 +11,7 @@ from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Spread, interval, median_of, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE, LEAST, ONCE, OURS, SINGLETON, WIRE
-from benchmarks.worker import BODIES, BROKER, MAIN, PUBLISHER, STORE, Drained, Workers
+from benchmarks.worker import BODIES, BROKER, MAIN, PUBLISHER, STORE, Drained, Worker
 
 HOW = (
     "A batch is published while the worker is kept busy, then drained: seconds of both for each task. One place "
@@ -21,9 +21,8 @@ HOW = (
     "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
     "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
     "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
-    "This library's task runs in a worker of its own, as in its app Celery has a receiver to call after bare tasks, too. Ratios "
-    "are of medians, with the 95 % interval of a bootstrap by blocks of rounds. CPU by process: the bare task's, then what the "
-    "others add to it."
+    "Ratios are of medians, with the 95 % interval of a bootstrap by blocks of rounds. CPU by process: the bare "
+    "task's, then what the others add to it."
 )
 PEERS = (ONCE, SINGLETON)
 PROCESSES = {"solo": (PUBLISHER, BODIES, STORE, BROKER), "prefork": (PUBLISHER, MAIN, BODIES, STORE, BROKER)}
@@ -41,14 +40,14 @@ class Batches:
         tasks, size = {**stage.tasks, WIRE: stage.wire, LEAST: stage.least}, stage.few(50, 20)
         kinds = list(tasks)
         for _ in range(stage.few(4, 1)):  # each time with workers that are new, in whom memory lies elsewhere
-            with Workers(stage, pool) as workers, stage.socket() as raw:
+            with Worker(stage, pool) as worker, stage.socket() as raw:
                 cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
-                for kind, task in tasks.items():
-                    workers.of(kind).drain(task, 20)
+                for task in tasks.values():
+                    worker.drain(task, 20)
                 for order in shuffled(kinds, stage.few(ROUNDS[pool], 9)):
                     self.raw.append(cycle())
                     for kind in order:
-                        self.found[kind].append(workers.of(kind).drain(tasks[kind], size))
+                        self.found[kind].append(worker.drain(tasks[kind], size))
 
     def added(self, kind: str) -> list[float]:
         """Seconds that this kind adds to the bare task's whole path."""

@@ -6,7 +6,7 @@ from benchmarks.report import Bars, Section, Table
 from benchmarks.rounds import Spread, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE
-from benchmarks.worker import BODIES, Drained, Workers
+from benchmarks.worker import BODIES, Drained, Worker
 
 POOLS = ("threads", "gevent")
 CONCURRENCY = 100
@@ -35,12 +35,12 @@ def measured(stage: Stage, pool: str) -> dict[str, list[Drained]]:
     """Batches of each kind, in turns."""
     found: dict[str, list[Drained]] = {kind: [] for kind in stage.tasks}
     kinds, size = list(stage.tasks), stage.few(400, 200)
-    with Workers(stage, pool, CONCURRENCY) as workers:
-        for kind, task in stage.tasks.items():
-            workers.of(kind).drain(task, CONCURRENCY)
+    with Worker(stage, pool, CONCURRENCY) as worker:
+        for task in stage.tasks.values():
+            worker.drain(task, CONCURRENCY)
         for order in shuffled(kinds, stage.few(8, 2)):
             for kind in order:
-                found[kind].append(workers.of(kind).drain(stage.tasks[kind], size, SECONDS))
+                found[kind].append(worker.drain(stage.tasks[kind], size, SECONDS))
     return found
 
 

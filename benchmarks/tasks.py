@@ -41,9 +41,9 @@ def make_app(broker: str, store: str) -> Celery:
     return app
 
 
-def base_classes(ours: bool = True) -> dict[str, Any]:
-    """The base class of each kind of task, on demand without this library's; peers that are not installed are left out."""
-    found: dict[str, Any] = {BARE: None, **({OURS: SingletonTask} if ours else {})}
+def base_classes() -> dict[str, Any]:
+    """The base class of each kind of task; peers that are not installed are left out."""
+    found: dict[str, Any] = {BARE: None, OURS: SingletonTask}
     if find_spec("celery_once"):
         from celery_once import QueueOnce
 
@@ -55,9 +55,9 @@ def base_classes(ours: bool = True) -> dict[str, Any]:
     return found
 
 
-def add_tasks(app: Celery, body: Callable[[int, str, float], None], ours: bool = True) -> dict[str, Any]:
-    """Tasks with this body, by kind; `ours`: this library's is among them."""
-    bases = base_classes(ours)
+def add_tasks(app: Celery, body: Callable[[int, str, float], None]) -> dict[str, Any]:
+    """Tasks with this body, by kind."""
+    bases = base_classes()
     for kind, base in bases.items():
         declare(app, kind.replace(" ", "-"), base, body)
     app.finalize(auto=True)

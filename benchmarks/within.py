@@ -12,7 +12,7 @@ from benchmarks.rounds import Spread, shuffled
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE, LEAST, OURS, WIRE
 from benchmarks.timers import PARTS, Taken
-from benchmarks.worker import Workers
+from benchmarks.worker import Worker
 
 HOW = (
     "Batches as in (b), by workers that have timers around these calls: what the tracer needs for a task, and "
@@ -29,14 +29,14 @@ class Batches:
         tasks = {BARE: stage.tasks[BARE], WIRE: stage.wire, LEAST: stage.least, OURS: stage.tasks[OURS]}
         self.found: dict[str, dict[str, list[tuple[float, float]]]] = {kind: defaultdict(list) for kind in tasks}
         kinds, size = list(tasks), stage.few(50, 20)
-        with Workers(stage, pool, timers=True) as workers:
-            for kind, task in tasks.items():
-                workers.of(kind).drain(task, 20)
-                workers.of(kind).timed()
+        with Worker(stage, pool, timers=True) as worker:
+            for task in tasks.values():
+                worker.drain(task, 20)
+                worker.timed()
             for order in shuffled(kinds, stage.few(40, 5)):
                 for kind in order:
-                    workers.of(kind).drain(tasks[kind], size)
-                    self._add(kind, workers.of(kind).timed())
+                    worker.drain(tasks[kind], size)
+                    self._add(kind, worker.timed())
 
     def _add(self, kind: str, taken: Mapping[str, Taken]) -> None:
         for part, times in taken.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import clock_gettime, perf_counter
@@ -13,7 +12,6 @@ from typing import Any
 
 from benchmarks.gates import DONE, OPEN, REACHED, TIMED
 from benchmarks.stage import Stage
-from benchmarks.tasks import OURS
 from benchmarks.timers import Taken
 from tests.servers import Process, new_directory, remove_directory, until
 
@@ -48,15 +46,13 @@ class Worker:
         pool: Celery's name of the pool.
         concurrency: how many bodies at once.
         timers: whether parts of what it does are timed (see `timers`), which costs time itself.
-        ours: whether its app has this library's task.
     """
 
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, timers: bool = False, ours: bool = True) -> None:
+    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, timers: bool = False) -> None:
         self._stage = stage
-        self._ours = ours
         self._timers = timers
         self._concurrency = concurrency
-        self._queue = f"benchmarks-{pool}-{'ours' if ours else 'others'}"
+        self._queue = f"benchmarks-{pool}"
         self._directory = new_directory("worker")
         self._process = Process(self._command(pool), Path(self._directory) / "worker.log", self._environment(pool))
 
@@ -78,7 +74,6 @@ class Worker:
             "BENCHMARKS_BROKER": self._stage.broker.url(),
             "BENCHMARKS_STORE": self._stage.store.url(),
             "BENCHMARKS_COMMANDS": json.dumps(self._stage.commands(watched=pool == "prefork")),
-            "BENCHMARKS_OURS": "1" if self._ours else "",
             "BENCHMARKS_TIMERS": "1" if self._timers else "",
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONWARNINGS": "ignore",
@@ -135,34 +130,6 @@ class Worker:
 
         answer: bytes = until(look, f"the worker answers; its log:\n{self._process.output()[-2000:]}", timeout=60)[1]
         return answer
-
-
-class Workers:
-    """Two workers of one pool: for this library's task, and for the others, in whose app that is not.
-
-    In an app with a singleton task, Celery has a receiver to call after each task, a bare one too.
-
-    Arguments:
-        stage, pool, concurrency, timers: of both.
-    """
-
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, timers: bool = False) -> None:
-        self._both = {ours: Worker(stage, pool, concurrency, timers, ours) for ours in (True, False)}
-        self._opened = ExitStack()
-
-    def __enter__(self) -> Workers:
-        with ExitStack() as opened:
-            for worker in self._both.values():
-                opened.enter_context(worker)
-            self._opened = opened.pop_all()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._opened.close()
-
-    def of(self, kind: str) -> Worker:
-        """The one that runs tasks of this kind."""
-        return self._both[kind == OURS]
 
 
 def _cpu_clock(pid: int) -> int:

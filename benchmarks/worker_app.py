@@ -108,6 +108,6 @@ floors = [
     declare(app, WIRE.replace(" ", "-"), None, over_the_wire),
     declare(app, LEAST.replace(" ", "-"), None, with_least, bind=True),
 ]
-tasks = add_tasks(app, body, bool(os.environ["BENCHMARKS_OURS"]))
+tasks = add_tasks(app, body)
 if TIMERS:
     install(app, [task.name for task in (*floors, *tasks.values())], client.rpush)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from celery.signals import task_postrun
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
@@ -67,7 +68,11 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
         runtime.pid,
         attempt.watched,
     )
-    return _claimed(task, request, plan, runtime, claim, body)
+    try:
+        return _claimed(task, request, plan, runtime, claim, body)
+    finally:
+        if _leaves_something(request):
+            task_postrun.connect(after_run, dispatch_uid=__package__)
 
 
 def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim, body: Body) -> Any:
@@ -163,14 +168,20 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
     lease.owned = False
 
 
-def after_run(task: Any, state: str | None) -> None:
+def _leaves_something(request: Any) -> bool:
+    """Whether `after_run` has to be called, which is not done for nothing: Celery's way to a receiver is long."""
+    found = request.__dict__.get
+    return bool(found(LEASE).owned or found(DOUBT) or found(LEFT) or found(TWIN))
+
+
+def after_run(sender: Any, state: str | None, **_: Any) -> None:
     """At `task_postrun`: release what a signal in the wrong moment left, and tell a waiting copy of the message how it ended.
 
     Arguments:
-        task: the task that has been traced.
+        sender: the task that has been traced.
         state: its end, as the tracer knows it.
     """
-    request = task.request_stack.top
+    task, request = sender, sender.request_stack.top
     lease: Lease | None = getattr(request, LEASE, None)
     if lease is not None and lease.owned:
         release(request, runtime_of(task.app), lease, success=False)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery.signals import task_postrun
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.attempt import PROPERTY, Attempt
-from celery_singleton_lock.guard import after_run
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.outcome import serializer_of
 from celery_singleton_lock.plan import plan_of
@@ -19,12 +17,6 @@ from celery_singleton_lock.stores import Claim
 def prepare(app: Any) -> None:
     """Called for each singleton task that is bound: an app that has none is left as it is."""
     app.steps["worker"].add("celery_singleton_lock.bootstep:SingletonStep")  # by name: a publisher does not import it
-    task_postrun.connect(_on_postrun, dispatch_uid="celery_singleton_lock")
-
-
-def _on_postrun(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    if getattr(type(sender).__call__, "_singleton", False):
-        after_run(sender, state)
 
 
 def is_prefork(pool: Any) -> bool:

@@ -180,7 +180,6 @@ class RedisStore:
         self._timeout = timeout
         self._free = [_Slot() for _ in range(limit)]  # the one used last is used next: few connections are made
         self._gate, self._bell = allocate_lock(), allocate_lock()
-        self._enter = partial(self._gate.acquire, False)
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
@@ -246,8 +245,13 @@ class RedisStore:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
 
     def _call(self, command: bytes, deadline: float) -> Any:
+        held: list[_Slot] = []
         try:
-            return self._exchange(command, deadline)
+            if not self._gate.locked():  # nobody waits for a slot
+                self._take(held)
+            if not held:
+                self._wait_for_slot(held, deadline)
+            return self._talk(held[0], command, deadline)
         except exceptions.NoScriptError:
             raise
         except _DENIED as error:
@@ -257,38 +261,38 @@ class RedisStore:
             raise (StoreUnavailable if passing else StoreError)(f"the store refused: {error}") from error
         except (exceptions.RedisError, OSError) as error:
             raise StoreUnavailable(f"the store could not be reached: {error}"[:300]) from error
-
-    def _exchange(self, command: bytes, deadline: float) -> Any:
-        held: list[_Slot] = []
-        try:
-            self._check_out(held, deadline)
-            return self._talk(held[0], command, deadline)
         finally:
             if held:
                 self._free.append(held[0])  # with no call of Python code before, in which an exception could strike
                 if self._bell.locked():  # else it has rung already, and nobody heard it
                     self._ring()
 
-    def _check_out(self, held: list[_Slot], deadline: float) -> None:
-        """Move a free slot into this list; of several threads that wait for one, those behind the first wait at the gate.
+    def _wait_for_slot(self, held: list[_Slot], deadline: float) -> None:
+        """Move a slot into this list, once one is free; of several threads that wait, those behind the first wait at the gate.
 
         Of C locks alone: the queues of Python 3.12 and before may wait past their timeout after a signal, or when another thread
         was quicker, and those in Python code are left locked by an exception of a signal handler.
         """
         at_gate: list[bool] = []
         try:
-            _move(self._enter, at_gate)
-            if not at_gate:
-                _move(partial(self._gate.acquire, True, _left(deadline)), at_gate)
-            while at_gate and not self._free and time.monotonic() < deadline:
+            at_gate.extend(islice(iter(partial(self._gate.acquire, True, _left(deadline)), False), 1))
+            while at_gate:
+                self._take(held)
+                if held or time.monotonic() >= deadline:
+                    break
                 self._bell.acquire(True, min(_left(deadline), LOOK))
-            if at_gate and self._free:
-                _move(self._free.pop, held)
         finally:
             if at_gate:
                 self._gate.release()
         if not held:
             raise TimeoutError("no connection to the store was free in time")
+
+    def _take(self, held: list[_Slot]) -> None:
+        """Move a slot into this list if one is free. All in C: no exception of a signal handler comes between."""
+        try:  # noqa: SIM105 - a context manager takes longer
+            held.extend(islice(iter(self._free.pop, None), 1))
+        except IndexError:
+            pass
 
     def _ring(self) -> None:
         with suppress(RuntimeError):  # another thread was quicker
@@ -322,11 +326,6 @@ class _Slot:
         """Close the connection."""
         if self.connection is not None:
             self.connection.disconnect()
-
-
-def _move(source: Callable[[], Any], target: list[Any]) -> None:
-    """Put into a list what a call answers, unless that is False. All in C: no exception of a signal handler comes between."""
-    target.extend(islice(iter(source, False), 1))
 
 
 def _left(deadline: float) -> float:

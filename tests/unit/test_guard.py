@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery.exceptions import Reject, SoftTimeLimitExceeded
+from celery.signals import task_postrun
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_singleton_lock import (
@@ -734,6 +735,7 @@ def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_l
     places = 0
     for places in range(1, 10_000):
         where: object = None
+        task_postrun.disconnect(dispatch_uid=guard.__package__)
         with Strike(guard, places) as strike:
             try:
                 deliver(task)
@@ -744,6 +746,19 @@ def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_l
         if strike.left > 0:
             break
     assert 200 < places < 5000
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_celery_calls_back_only_where_something_is_left(singleton: Singleton, store: Store, away: bool) -> None:
+    """Celery calls no receiver of ours after a task that has left nothing: that would cost each task more."""
+
+    @singleton(name="x")
+    def task() -> None:
+        store.away = away
+
+    task_postrun.disconnect(dispatch_uid=guard.__package__)
+    deliver(task)
+    assert away == any(key[0] == guard.__package__ for key, _ in task_postrun.receivers)
 
 
 def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
