@@ -72,7 +72,8 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
         return _claimed(task, request, plan, runtime, claim, body)
     finally:
         if _leaves_something(request):
-            task_postrun.connect(after_run, dispatch_uid=__package__)
+            # once for each process, however often; but for a weak reference Celery would keep something each time
+            task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
 
 
 def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim, body: Body) -> Any:

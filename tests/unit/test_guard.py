@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -759,6 +760,21 @@ def test_celery_calls_back_only_where_something_is_left(singleton: Singleton, st
     task_postrun.disconnect(dispatch_uid=guard.__package__)
     deliver(task)
     assert away == any(key[0] == guard.__package__ for key, _ in task_postrun.receivers)
+
+
+def test_ends_that_leave_something_keep_nothing(singleton: Singleton, store: Store) -> None:
+    """However often something is left, Celery keeps one receiver, and no finalizers of it."""
+
+    @singleton(name="x", on_store_error="run")
+    def task() -> None: ...
+
+    store.away = True
+
+    def leave() -> tuple[int, int]:
+        deliver(task)
+        return len(task_postrun.receivers), len(weakref.finalize._registry)  # type: ignore[attr-defined]
+
+    assert leave() == leave() == leave()
 
 
 def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
