@@ -765,16 +765,16 @@ def test_celery_calls_back_only_where_something_is_left(singleton: Singleton, st
 def test_ends_that_leave_something_keep_nothing(singleton: Singleton, store: Store) -> None:
     """However often something is left, Celery keeps one receiver, and no finalizers of it."""
 
-    @singleton(name="x", on_store_error="run")
-    def task() -> None: ...
+    @singleton(name="x")
+    def task(number: int) -> None: ...
 
     store.away = True
 
-    def leave() -> tuple[int, int]:
-        deliver(task)
+    def leave(number: int) -> tuple[int, int]:
+        deliver(task, number)
         return len(task_postrun.receivers), len(weakref.finalize._registry)  # type: ignore[attr-defined]
 
-    assert leave() == leave() == leave()
+    assert leave(1) == leave(2) == leave(3)
 
 
 def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
