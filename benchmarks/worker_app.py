@@ -21,7 +21,7 @@ from benchmarks.tasks import LEAST, WIRE, add_tasks, declare, make_app
 from benchmarks.timers import COMMANDS, install, timed
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
-client = Redis.from_url(os.environ["BENCHMARKS_BROKER"])
+client = Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)  # redis-py 8 would stop waiting at a gate
 #: Whether this worker is there to tell where the time goes.
 TIMERS = bool(os.environ.get("BENCHMARKS_TIMERS"))
 
