@@ -49,7 +49,10 @@ def ledger_of(app: Celery) -> Ledger:
 
 
 def _sleep(task: Task, tag: str, seconds: float = BRIEF) -> str:
-    time.sleep(seconds)
+    """In parts: a signal that comes just before a call, after Python's last look for one, ends no call, but strikes after it."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
     return "slept"
 
 
