@@ -416,7 +416,7 @@ def test_pending_exception_is_settled() -> None:
 TRACED = """
 import sys, threading
 from celery_singleton_lock.errors import LockLost
-from celery_singleton_lock.interrupt import _Settled, interrupt_here, run
+from celery_singleton_lock.interrupt import interrupt_here, run
 
 def strike():
     interrupt = interrupt_here("key", None)
