@@ -70,10 +70,10 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
     )
     try:
         return _claimed(task, request, plan, runtime, claim, body)
-    finally:
-        if _leaves_something(request):
-            # once for each process, however often; but for a weak reference Celery would keep something each time
-            task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
+    except BaseException:
+        if getattr(request, DOUBT, None) or getattr(request, LEASE, _NONE).owned:
+            ask_for_after_run()
+        raise
 
 
 def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim, body: Body) -> Any:
@@ -81,6 +81,7 @@ def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim
     try:
         verdict, sent_at = _acquire(runtime, claim)
     except StoreError as error:
+        ask_for_after_run()
         unanswered(task, request, plan.options, claim.lock, error)
         setattr(request, LEASE, Lease(claim.lock))
         return body()
@@ -151,38 +152,46 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
         return
     runtime.renewer.remove(lease)
     if lease.retaking is not None:  # by a call that the store may come to yet
-        setattr(request, LEFT, claim)
+        _leave(request, LEFT, claim)
     if not lease.owned:
         return
     try:
         if runtime.store.release(claim, success):
-            setattr(request, TWIN, claim)
+            _leave(request, TWIN, claim)
     except StoreError as error:
         logger.warning(
             "Task %s[%s]: its lock %s could not be released: %s", lease.task.name, claim.task_id, lease.key, error
         )
         send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
-        setattr(request, LEFT, claim)
+        _leave(request, LEFT, claim)
     else:
         if not lease.lost:
             send(signals.lock_released, lease.task, lease=lease)
     lease.owned = False
 
 
-def _leaves_something(request: Any) -> bool:
-    """Whether `after_run` has to be called, which is not done for nothing: Celery's way to a receiver is long."""
-    found = request.__dict__.get
-    return bool(found(LEASE).owned or found(DOUBT) or found(LEFT) or found(TWIN))
+def ask_for_after_run() -> None:
+    """Have `after_run` called from now on in this process; not before something is left, as Celery's way to a receiver is long.
+
+    Once, however often it is asked for; of a weak receiver Celery would keep a finalizer each time.
+    """
+    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
 
 
-def after_run(sender: Any, state: str | None, **_: Any) -> None:
+def _leave(request: Any, name: str, claim: Claim) -> None:
+    ask_for_after_run()  # first, lest a signal comes between
+    setattr(request, name, claim)
+
+
+def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     """At `task_postrun`: release what a signal in the wrong moment left, and tell a waiting copy of the message how it ended.
 
     Arguments:
         sender: the task that has been traced.
         state: its end, as the tracer knows it.
     """
-    task, request = sender, sender.request_stack.top
+    task = sender
+    request = getattr(getattr(task, "request_stack", None), "top", None)
     lease: Lease | None = getattr(request, LEASE, None)
     if lease is not None and lease.owned:
         release(request, runtime_of(task.app), lease, success=False)

@@ -140,8 +140,7 @@ class _ThreadInterrupt:
             self._armed = False
             if self._fired:  # and may not have struck yet
                 try:
-                    self._set(_Settled)
-                    _wait_for_strike()
+                    self._strike_now(_Settled)
                 except _Settled:
                     self._fired = False
 
@@ -154,18 +153,20 @@ class _ThreadInterrupt:
     def _set(self, exception: type[BaseException]) -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(exception))
 
+    def _strike_now(self, exception: type[BaseException]) -> None:
+        """Until it gets through: where the collector runs just then, a finalizer swallows it (CPython 3.12 and 3.13).
+
+        Apart: in Python 3.13 an exception that strikes where a loop jumps back passes by an `except` around the loop.
+        """
+        while True:
+            self._set(exception)
+
 
 class _Settled(BaseException):
     """Takes the place of an exception that has not struck, and is caught at once.
 
     To take one back is no way: CPython before 3.13 would go on looking for it, and 3.11 so never gets into a traced function.
     """
-
-
-def _wait_for_strike() -> None:
-    """Apart: in Python 3.13 an exception that strikes where a loop jumps back passes by an `except` around the loop."""
-    while True:
-        pass
 
 
 class _GreenletInterrupt:

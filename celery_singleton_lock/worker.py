@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import celery
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.attempt import PROPERTY, Attempt
+from celery_singleton_lock.guard import ask_for_after_run
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.outcome import serializer_of
 from celery_singleton_lock.plan import plan_of
@@ -17,6 +19,8 @@ from celery_singleton_lock.stores import Claim
 def prepare(app: Any) -> None:
     """Called for each singleton task that is bound: an app that has none is left as it is."""
     app.steps["worker"].add("celery_singleton_lock.bootstep:SingletonStep")  # by name: a publisher does not import it
+    if celery.VERSION < (5, 7):  # there a tracer may look at a list of receivers that takes no more
+        ask_for_after_run()
 
 
 def is_prefork(pool: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import random
 import signal
 import subprocess
@@ -411,6 +413,43 @@ def test_pending_exception_is_settled() -> None:
         assert [LockLost, _Settled] == taken
 
     in_thread(work)
+
+
+class Cycle:
+    """What the collector finalizes by code in Python, in which an exception is swallowed."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(3):
+            pass
+
+
+def test_exception_that_a_finalizer_swallows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body ends though the collector runs just when a pending exception is settled, and finalizers swallow that."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    before = gc.get_threshold()
+
+    def work() -> None:
+        gc.set_threshold(1)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            Cycle()
+            interrupt = here()
+
+            def body(interrupt: Any = interrupt) -> None:
+                interrupt.fire()
+                for _ in range(200):
+                    pass
+
+            with contextlib.suppress(LockLost):
+                run(interrupt, body)
+
+    try:
+        in_thread(work)
+    finally:
+        gc.set_threshold(*before)
 
 
 TRACED = """
