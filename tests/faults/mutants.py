@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "a release that failed is made up for",
         "guard.py",
-        "error=error)\n        setattr(request, LEFT, claim)\n",
+        "error=error)\n        _leave(request, LEFT, claim)\n",
         "error=error)\n",
         "test_row_10.py::test_body_ends_while_the_store_is_away",
         "freed|is gone|leftover",
