@@ -10,7 +10,7 @@ from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Spread, interval, median_of, shuffled
 from benchmarks.stage import Stage
-from benchmarks.tasks import BARE, LEAST, ONCE, OURS, SINGLETON, WIRE
+from benchmarks.tasks import BARE, ONCE, OURS, SINGLETON
 from benchmarks.worker import BODIES, BROKER, MAIN, PUBLISHER, STORE, Drained, Worker
 
 HOW = (
@@ -20,7 +20,8 @@ HOW = (
     "The bare task whose body sends the same two commands over a raw socket is the floor: between two "
     "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
     "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
-    "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
+    "token of its own, sends them under a deadline and notes what it holds, and does nothing else; two more spin for some time "
+    "after that. "
     "Ratios are of medians, with the 95 % interval of a bootstrap by blocks of rounds. CPU by process: the bare "
     "task's, then what the others add to it."
 )
@@ -35,9 +36,9 @@ class Batches:
     """Batches of each kind, round by round, and the raw-socket cycle beside them."""
 
     def __init__(self, stage: Stage, pool: str) -> None:
-        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, WIRE, LEAST)}
+        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*stage.tasks, *stage.floors)}
         self.raw: list[float] = []
-        tasks, size = {**stage.tasks, WIRE: stage.wire, LEAST: stage.least}, stage.few(50, 20)
+        tasks, size = {**stage.tasks, **stage.floors}, stage.few(50, 20)
         kinds = list(tasks)
         for _ in range(stage.few(4, 1)):  # each time with workers that are new, in whom memory lies elsewhere
             with Worker(stage, pool) as worker, stage.socket() as raw:

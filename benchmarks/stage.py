@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import LEAST, OURS, SCALARS, WIRE, add_tasks, declare, ignored, make_app, nothing
+from benchmarks.tasks import OURS, SCALARS, SPINS, WIRE, add_tasks, declare, declare_floor, ignored, make_app, nothing
 from benchmarks.tracer import around_body
 from tests.integration.monitor import Monitor
 from tests.servers import RedisServer
@@ -57,14 +57,9 @@ class Stage:
         return declare(self.app, "ignored", None, ignored)
 
     @cached_property
-    def wire(self) -> Any:
-        """The task of workers that stands for the floor."""
-        return declare(self.app, WIRE.replace(" ", "-"), None, nothing)
-
-    @cached_property
-    def least(self) -> Any:
-        """The task of workers whose lock takes the least Python."""
-        return declare(self.app, LEAST.replace(" ", "-"), None, nothing)
+    def floors(self) -> dict[str, Any]:
+        """The tasks of workers that stand for floors."""
+        return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, *SPINS)}
 
     def commands(self, watched: bool = False) -> list[list[str]]:
         """What one lock cycle of the library sends; `watched`: in a prefork child."""

@@ -20,6 +20,8 @@ BARE, OURS, ONCE, SINGLETON = "bare task", "this library", "celery-once", "celer
 WIRE = "bare task, raw socket"
 #: The same, with the least Python that makes these commands anew for each task.
 LEAST = "bare task, least Python"
+#: What the bodies with the least Python do after that: spin for so many µs.
+SPINS = {LEAST: 0, "least Python and 60 µs": 60, "least Python and 120 µs": 120}
 
 
 def make_app(broker: str, store: str) -> Celery:
@@ -69,6 +71,11 @@ def declare(app: Celery, name: str, base: Any, body: Callable[..., object], **op
     if base is not None:
         options["base"] = base
     return app.task(name=f"benchmarks.{name}", shared=False, **options)(body)
+
+
+def declare_floor(app: Celery, kind: str, body: Callable[..., object], **options: Any) -> Any:
+    """Declare one of the bare tasks of workers alone."""
+    return declare(app, kind.replace(" ", "-").replace("µ", "u"), None, body, **options)
 
 
 def ignored(number: int, account: str, seconds: float = 1.0) -> None:

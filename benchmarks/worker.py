@@ -109,9 +109,9 @@ class Worker:
         }
         return {name: clock_gettime(_cpu_clock(pid)) for name, pid in pids.items()}
 
-    def timed(self) -> dict[str, Taken]:
-        """What the timers took since this was asked last, by part."""
-        self._stage.app.send_task("benchmarks.timed", queue=self._queue)
+    def timed(self, cut: str = "") -> dict[str, Taken]:
+        """What the timers took since this was asked last, by part; from now on without one of `CUTS`."""
+        self._stage.app.send_task("benchmarks.timed", (cut,), queue=self._queue)
         found: dict[str, Taken] = json.loads(self._answer(TIMED))
         return found
 
