@@ -76,8 +76,12 @@ class Loop:
             try:
                 self._turn()
             except BaseException as error:  # whatever it is, leases must go on being renewed
-                self._next = self._clock() + 0.1
-                tell(self._hub, partial(logger.error, "Renewal of locks met an error and goes on", exc_info=error))
+                self._next = 0.0  # at once, where not even the next lines come to their end, memory being short
+                try:
+                    self._next = self._clock() + 0.1
+                    tell(self._hub, partial(logger.error, "Renewal of locks met an error and goes on", exc_info=error))
+                except BaseException:
+                    pass
 
     def _turn(self) -> None:
         while (left := self._next - self._clock()) > 0:

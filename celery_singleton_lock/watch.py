@@ -11,7 +11,6 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from celery_singleton_lock.board import Board
@@ -118,9 +117,11 @@ class Watcher:
             try:
                 self._turn()
             except BaseException:  # whatever it is, leases must go on being renewed
-                with suppress(Exception):  # a user's handler or filter
+                try:
+                    threading.Event().wait(0.1)
                     logger.exception("Watching the pool's processes met an error and goes on")
-                threading.Event().wait(0.1)
+                except BaseException:  # of a user's handler or filter, say
+                    pass
 
     def _turn(self) -> None:
         """Wait until something is due, or a child dies; then see to it."""

@@ -916,6 +916,29 @@ def test_failing_log_does_not_end_the_thread() -> None:
         until(lambda: len(steps) >= 2, timeout=3)
 
 
+def test_failing_recovery_does_not_end_the_thread() -> None:
+    """Nor does an error while that of a step is dealt with, as where memory is short."""
+    steps: list[int] = []
+    short: list[MemoryError] = []
+
+    def step() -> float:
+        steps.append(1)
+        if len(steps) == 1:
+            short.append(MemoryError())
+            raise short[0]
+        return math.inf
+
+    def clock() -> float:
+        for error in short[:]:
+            short.clear()
+            raise error
+        return 1.0
+
+    loop = Loop(step, Hub(), clock=clock)
+    loop.wake(0.0)
+    until(lambda: len(steps) >= 2, timeout=3)
+
+
 class broken_log:  # noqa: N801
     """Logging that fails, as a user's filter may."""
 

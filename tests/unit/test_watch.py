@@ -265,8 +265,13 @@ def test_error_at_a_death_does_not_end_the_watch(watcher: Watcher, store: Store,
     until(lambda: not held(store, other), timeout=4)
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_failing_log_does_not_end_the_watch(
-    watcher: Watcher, store: Store, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    watcher: Watcher,
+    store: Store,
+    fork: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
 ) -> None:
     """A user's logging filter that fails while an error is logged does not end the thread either."""
     failing, turn = iter([RuntimeError("unforeseen")]), watcher._turn
@@ -277,7 +282,7 @@ def test_failing_log_does_not_end_the_watch(
         turn()
 
     def filter_of_the_user(record: logging.LogRecord) -> bool:
-        raise ValueError("a filter of the user's")
+        raise error("a filter of the user's")
 
     monkeypatch.setattr(watcher, "_turn", broken)
     monkeypatch.setattr(logger, "filters", [filter_of_the_user])
