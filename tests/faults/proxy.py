@@ -25,6 +25,8 @@ class Proxy:
         self.delay = 0.0
         self.dropped = 0
         self._drop: tuple[bytes, int] | None = None
+        self._made = self._silent = 0  # how many connections, and how many of them are silent for good
+        self._closed = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._mutex = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", self.port))
@@ -38,6 +40,7 @@ class Proxy:
 
     def close(self) -> None:
         """Refuse and end all connections."""
+        self._closed = True
         self._listener.close()
         self.cut()
 
@@ -47,6 +50,10 @@ class Proxy:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
             _end(*pair)
+
+    def silence(self) -> None:
+        """Let nothing pass any more on connections that were made before; they stay open."""
+        self._silent = self._made
 
     def drop_reply(self, request: bytes, after: int = 0) -> None:
         """Forward the next request that contains this, and cut the connection after so many bytes of its reply."""
@@ -65,7 +72,8 @@ class Proxy:
             server.settimeout(None)
             with self._mutex:
                 self._pairs.append((client, server))
-            _Pair(self, client, server)
+            self._made += 1
+            _Pair(self, self._made, client, server)
 
     def wants_drop(self, data: bytes) -> int | None:
         """Return how much of the reply to this request may pass; None: all of it."""
@@ -74,17 +82,18 @@ class Proxy:
         after, self._drop = self._drop[1], None
         return after
 
-    def wait(self) -> None:
-        """Hold back while hanging."""
-        while self.hanging.is_set():
+    def wait(self, number: int) -> None:
+        """Hold back what comes on this connection, while hanging or once it is silent."""
+        while (self.hanging.is_set() or number <= self._silent) and not self._closed:
             time.sleep(0.02)
 
 
 class _Pair:
     """The two directions of one connection."""
 
-    def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
+    def __init__(self, proxy: Proxy, number: int, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
+        self._number = number
         self._client = client
         self._server = server
         self._passes: int | None = None
@@ -98,7 +107,7 @@ class _Pair:
 
     def _requests(self) -> None:
         while data := self._client.recv(_CHUNK):
-            self._proxy.wait()
+            self._proxy.wait(self._number)
             passes = self._proxy.wants_drop(data)
             if passes is not None:
                 self._passes = passes
@@ -106,7 +115,7 @@ class _Pair:
 
     def _replies(self) -> None:
         while data := self._server.recv(_CHUNK):
-            self._proxy.wait()
+            self._proxy.wait(self._number)
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
             if self._passes is not None:

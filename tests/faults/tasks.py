@@ -192,13 +192,17 @@ def _fork_through(task: Task, tag: str) -> str:
 
 
 def _call(task: Task, tag: str, other: str, other_tag: str) -> Any:
-    """Run another task within this one, as a plain call."""
-    return task.app.tasks[other](other_tag, acts=[["sleep", 0.2]])
+    """Run another task within this one, as a plain call, and go on after it."""
+    result = task.app.tasks[other](other_tag, acts=[["sleep", 0.2]])
+    _sleep(task, tag, 1.2)
+    return result
 
 
 def _apply(task: Task, tag: str, other: str, other_tag: str) -> str:
-    """Run a task within this one, as a task of its own."""
-    return str(task.app.tasks[other].apply((other_tag,), {"acts": [["sleep", 0.2]]}).state)
+    """Run a task within this one, as a task of its own, and go on after it."""
+    state = str(task.app.tasks[other].apply((other_tag,), {"acts": [["sleep", 0.2]]}).state)
+    _sleep(task, tag, 1.2)
+    return state
 
 
 def _wall_clock(task: Task, tag: str, seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery import chain
 
-from tests.faults.harness import Bench, kind_of
+from tests.faults.harness import Bench, kind_of, since
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, until
 
@@ -68,6 +68,24 @@ def test_first_fails(broker: str | RabbitMQServer) -> None:
         bench.go("a")
         bench.end(first)
         bench.body("a", 2)
+        bench.wait("next")
+        _all_copies_end(bench, kind_of(broker), 2)
+        assert 1 == len(bench.ledger.events("next"))
+        bench.settle()
+
+
+def test_first_dies(broker: str | RabbitMQServer) -> None:
+    """The second delivery runs once the first one's process is dead, and the chain goes on after it."""
+    with _bench(broker) as bench:
+        bench.worker(concurrency=2)
+        late, following = bench.app.tasks["late"], bench.app.tasks["next"]
+        result = chain(late.s("a", acts=[["hold"], ["sleep", 0.5]]), following.s("a")).apply_async()
+        bench.expect(result.parent.id, "run")
+        first = bench.body("a")
+        _deliver_twice(bench, broker, first)
+        killed = bench.kill_child(first["pid"])
+        second = bench.body("a", 2)
+        bench.measured(f"9 first delivery killed, {kind_of(broker)}: the second runs", 10, since(killed, second["at"]))
         bench.wait("next")
         _all_copies_end(bench, kind_of(broker), 2)
         assert 1 == len(bench.ledger.events("next"))

@@ -361,7 +361,7 @@ def test_read_only() -> None:
     with _holding() as bench, contextlib.closing(bench.client()) as client:
         with bench.schedule.during("refusal"):
             client.execute_command("REPLICAOF", "127.0.0.1", "1")  # nobody is there: the data stay
-            bench.wait("store error")
+            assert "read only" in bench.wait("store error", task_id=_first(bench)["task_id"])["error"]
             bench.last(TTL / 3)
             client.execute_command("REPLICAOF", "NO", "ONE")
         _untouched(bench, TTL)
@@ -373,7 +373,7 @@ def test_out_of_memory() -> None:
         with bench.schedule.during("refusal"):
             client.config_set("maxmemory", "1")
             other = bench.send("skip", "b", ["sleep"], expect="once")
-            bench.wait("store error")
+            assert "maxmemory" in bench.wait("store error", task_id=other.id)["error"]
             _untouched(bench, TTL / 2)
             client.config_set("maxmemory", "0")
         _untouched(bench, TTL)
@@ -386,7 +386,10 @@ def test_slow_store(pool: str) -> None:
     with _holding(pool, ttl=9.0, proxied=True) as bench:
         with bench.schedule.during("slow"):
             bench.proxy.delay = 3.0
-            bench.last(4.5)
+            bench.wait(
+                "store error", 4.5, task_id=_first(bench)["task_id"]
+            )  # a renewal was due, and its reply given up
+            bench.last(0.5)
             bench.proxy.delay = 0.0
         _untouched(bench, 9.0)
 
@@ -399,6 +402,7 @@ def test_half_open(pool: str) -> None:
             bench.proxy.hanging.set()
             bench.wait("store error", 3.5, task_id=_first(bench)["task_id"])
             bench.last(0.5)
+            bench.proxy.silence()  # those of now never speak again
             bench.proxy.hanging.clear()
         _untouched(bench, TTL)
 

@@ -63,18 +63,21 @@ def test_apply_within_without_locks(pool: str) -> None:
 
 
 TWO_APPS = """
-    import os, sys
+    import os, sys, time
     from celery import Celery
     from celery_singleton_lock import SingletonTask
 
     def app(url):
         app = Celery("same", set_as_current=False)
         app.conf.update(broker_url="memory://", singleton_lock_url=url, singleton_lock_eager=True)
+        app.conf.singleton_lock_ttl = 1
 
         @app.task(name="job", base=SingletonTask, on_duplicate="raise", unique_on="who", bind=True, shared=False)
         def job(self, who, inner=None):
+            found = inner and apps[1].tasks["job"].apply((who,)).get()
+            time.sleep(1.5)  # longer than a lease lives unless it is renewed
             held = [other.tasks["job"].lock_holder(who) is not None for other in apps]
-            return (who, held, inner and apps[1].tasks["job"].apply((who,)).get())
+            return (who, held, found)
 
         return app
 
@@ -91,7 +94,7 @@ TWO_APPS = """
 
 
 def test_two_apps() -> None:
-    """Two apps of one process keep their locks in their own stores, before and after a fork."""
+    """Two apps of one process take, renew and free their locks in their own stores, before and after a fork."""
     with RedisServer() as one, RedisServer() as two:
         command = [sys.executable, "-c", textwrap.dedent(TWO_APPS), one.url(), two.url()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
