@@ -22,6 +22,16 @@ from tests.faults.ledger import Ledger, name_of, now
 _ERRORS = (redis.RedisError, OSError)
 
 
+@contextlib.contextmanager
+def _told(ledger: Ledger) -> Iterator[None]:
+    """Note what ends a probe."""
+    try:
+        yield
+    except BaseException as error:
+        ledger.note("probe ended", error=repr(error))
+        raise
+
+
 class Watching(ABC, threading.Thread):
     """A thread that repeats one step until it is told to end, whatever the server does meanwhile.
 
@@ -40,9 +50,10 @@ class Watching(ABC, threading.Thread):
         """Look once."""
 
     def run(self) -> None:
-        while not self._end.wait(self._every):
-            with contextlib.suppress(*_ERRORS):
-                self.step()
+        with _told(self.ledger):
+            while not self._end.wait(self._every):
+                with contextlib.suppress(*_ERRORS):
+                    self.step()
 
     def close(self) -> None:
         """End the thread, and look a last time."""
@@ -127,12 +138,13 @@ class Commands(threading.Thread):
         self.sound = False
 
     def run(self) -> None:
-        while not self._end:
-            with contextlib.suppress(*_ERRORS):
-                for line in self._lines():
-                    self._read(line)
-            self.ledger.note("store reset")
-            time.sleep(0.05)
+        with _told(self.ledger):
+            while not self._end:
+                with contextlib.suppress(*_ERRORS):
+                    for line in self._lines():
+                        self._read(line)
+                self.ledger.note("store reset")
+                time.sleep(0.05)
 
     def _lines(self) -> Iterator[str]:
         client = redis.Redis.from_url(self._url)

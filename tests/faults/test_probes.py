@@ -183,12 +183,13 @@ def _errors_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_errors_in_threads")
 def test_reader_that_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that met an error of its own sees nothing more, and is not sound."""
+    """A reader that met an error of its own sees nothing more, is not sound, and says what it was."""
     monkeypatch.setattr(scene.commands, "_read", lambda line: 1 / 0)
     scene.store.acquire(scene.a)
     until(lambda: not scene.commands.is_alive(), "the thread is over")
     scene.commands.close()
     assert not scene.commands.sound
+    assert ["ZeroDivisionError('division by zero')"] == [end["error"] for end in scene.ledger.events("probe ended")]
 
 
 def test_reader_that_hears_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,6 +226,7 @@ def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> N
         watcher.close()
         assert sound is watcher.sound
     bench = SimpleNamespace(_watchers=[watcher], ledger=watcher.ledger, schedule=Schedule(), limits=LIMITS)
+    assert ([] if sound else ["ValueError()"]) == [end["error"] for end in watcher.ledger.events("probe ended")]
     assert ([] if sound else [Violation("blind", "Broken")]) == Bench.verdict(cast(Any, bench))
 
 
