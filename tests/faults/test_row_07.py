@@ -24,6 +24,7 @@ def test_whole_worker(pool: str) -> None:
         bench.send("retry", "a", ["ensure"])
         body = bench.body("a")
         bench.send("retry", "a", ["hold"], expect="once", queue="two")
+        bench.wait("ensured", tag="a")
         with bench.stopped(victim) as fault:
             second = bench.body("a", 2)
             bench.measured(f"7 worker stopped, {pool}: next run starts", TTL + 1, since(fault, second["at"]))
