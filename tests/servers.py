@@ -303,11 +303,10 @@ class RedisServer:
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.directory)]
         process = Process([*command, *self.options], self.directory / "server.log")
         self._process = process
+        ready = "Ready to accept connections"  # in its own log: if the port was taken in between, another one listens
+        before = process.output().count(ready)
         process.start()
-        ready = f"listening on port {port}"
-        until(lambda: is_listening(port) or not process.running, ready)
-        # A port taken in between shows as a server that ended, while another one listens.
-        time.sleep(0.02)
+        until(lambda: process.output().count(ready) > before or not process.running, f"{ready} on port {port}")
         return process.running
 
     def stop(self) -> None:

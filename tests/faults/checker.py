@@ -109,8 +109,8 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
             who = (event["signature"], event["key"], run, event["task_id"], event["pid"], start)
             bodies.append(Body(*who, min(start, taken.get(run, start))))
             going.setdefault((run, event["pid"]), []).append(bodies[-1])
-        elif event["what"] == "end":
-            body = going[event["run"], event["pid"]].pop(0)
+        elif event["what"] == "end" and (begun := going.get((event["run"], event["pid"]))):
+            body = begun.pop(0)  # where there is none, it was ended before it could say that it began
             body.end, body.how = event["at"], event["how"]
     for event in events:
         if event["what"] == "death":

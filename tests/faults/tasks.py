@@ -70,13 +70,17 @@ def _hold_boom(task: Task, tag: str) -> None:
 
 def _swallow(task: Task, tag: str, seconds: float) -> str:
     """Go on in spite of whatever is raised into it, as a body with a bare except does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    ledger, end, told = ledger_of(task.app), time.monotonic() + seconds, False
+    while True:
         try:
-            time.sleep(0.05)
+            if not told:
+                told = True
+                ledger.note("swallowing", tag=tag)
+            while time.monotonic() < end:
+                time.sleep(0.05)
+            return "swallowed"
         except BaseException as wish:
-            ledger_of(task.app).note("swallowed", tag=tag, error=type(wish).__name__)
-    return "swallowed"
+            ledger.note("swallowed", tag=tag, error=type(wish).__name__)
 
 
 def _ensure(task: Task, tag: str, seconds: float = HOLD) -> str:
@@ -240,8 +244,8 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
         "task_id": task_id,
     }
     how = "return"
-    ledger.note("start", tag=tag, number=number, parent=os.getppid(), **who)
-    try:
+    try:  # what is raised just after the first record is followed by the second
+        ledger.note("start", tag=tag, number=number, parent=os.getppid(), **who)
         return ACTS[act](task, tag, *args)
     except BaseException as error:
         how = type(error).__name__

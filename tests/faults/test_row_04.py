@@ -43,6 +43,7 @@ def test_swallowed(pool: str) -> None:
         bench.worker(pool)
         result = bench.send("retry", "a", ["swallow", 3 * ttl])
         body = bench.body("a")
+        bench.wait("swallowing")
         bench.app.control.revoke(result.id, terminate=True, signal="SIGTERM")
         bench.wait("swallowed")
         again = bench.send("retry", "a", ["sleep"], expect="once")

@@ -19,8 +19,9 @@ def test_before_start(pool: str) -> None:
         first = bench.send("skip", "a", ["hold"], expect="once")
         body = bench.body("a")
         beforehand = uuid()
-        assert bench.app.control.revoke(beforehand, destination=[worker.node], reply=True)
+        assert bench.app.control.revoke(beforehand, destination=[worker.node], reply=True, timeout=10)
         waiting = bench.send("skip", "b", expect="none", countdown=2)
+        bench.app.control.revoke(waiting.id, destination=[worker.node], reply=True, timeout=10)
         never = [
             waiting,
             bench.send("skip", "a", expect="none", task_id=beforehand),
@@ -30,7 +31,6 @@ def test_before_start(pool: str) -> None:
             fetched = bench.send("skip", "a", expect="none")
             never += [fetched, bench.send("skip", "a", expect="none", expires=1)]
             bench.app.control.revoke(fetched.id)
-        bench.app.control.revoke(waiting.id)
         bench.last(2.2)  # one expires, the other is due
         bench.go("a")
         assert "held" == first.get(timeout=10)

@@ -19,15 +19,17 @@ def test_regex() -> None:
         bench.wait("regex")
         copies = 0
         while not bench.ledger.events("end", run=body["run"]):
-            assert copies < 200, "the body never ends"  # it needs up to 24 s of a processor that others use too
+            assert copies < 600, "the body never ends"  # it needs up to 24 s of a processor that others use too
             bench.send("skip", "a", ["sleep"], queue="two")
             copies += 1
             bench.last(0.5)
-        bench.measured("8 GIL held: the body took", 105, since(body, bench.end(body)["at"]), at_least=12)
+        end = bench.end(body)
+        bench.measured("8 GIL held: the body took", 305, since(body, end["at"]), at_least=12)
         bench.gone(body)
         bench.settle()
         assert not bench.ledger.events("lost")
-        assert len(bench.ledger.events("start", tag="a")) <= 2  # one copy may come after the end
+        others = [start["at"] for start in bench.ledger.events("start", tag="a") if start["run"] != body["run"]]
+        assert [] == [at for at in others if at < end["at"]]
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
