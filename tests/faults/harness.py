@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 
+import celery_singleton_lock
 from tests.faults.checker import Violation, check, table
 from tests.faults.ledger import Event, Ledger, now
 from tests.faults.probes import Commands, Deaths, Keys, Watching
@@ -266,6 +268,12 @@ class Bench:
     def client(self) -> redis.Redis:
         """Return a client of the store, not by way of the proxy."""
         return redis.Redis.from_url(self.store.url(), decode_responses=True, socket_timeout=2)
+
+    def know_scripts(self) -> None:
+        """Let the store know the scripts beforehand: it refuses one that it does not know, and is asked again."""
+        with contextlib.closing(self.client()) as client:
+            for path in (Path(celery_singleton_lock.__file__).parent / "stores").glob("*.lua"):
+                client.script_load(path.read_text())
 
     # -- faults ------------------------------------------------------------------------------------
 

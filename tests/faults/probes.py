@@ -147,7 +147,9 @@ class Commands(threading.Thread):
                 time.sleep(0.05)
 
     def _lines(self) -> Iterator[str]:
-        client = redis.Redis.from_url(self._url)
+        client = redis.Redis.from_url(
+            self._url, socket_timeout=None
+        )  # redis-py 8 would give up while a store is paused
         with contextlib.closing(client), client.monitor() as monitor:
             self.ready.set()
             while not self._end:
@@ -166,7 +168,7 @@ class Commands(threading.Thread):
 
     def _hears(self) -> bool:
         """Tell whether a word to the server comes back; it may just be connecting again."""
-        deadline = now() + 5
+        deadline = now() + 15
         while not self._heard.is_set() and self.is_alive() and now() < deadline:
             with contextlib.suppress(*_ERRORS):
                 self._say(self._marker)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
-
 import pytest
 
-import celery_singleton_lock
 from tests.faults.harness import Bench, side_by_side, since
 from tests.servers import until
 
@@ -54,7 +50,7 @@ def test_storm_of_retries() -> None:
     with Bench(ttl=20) as bench:
         workers = [bench.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(bench.app) for worker in workers])
-        _know_scripts(bench)
+        bench.know_scripts()
         results = [bench.send("retry", "a", ["sleep", 0.02], expect="once", queue=QUEUE) for _ in range(COPIES)]
         _consume(bench)
         for result in results:
@@ -66,10 +62,3 @@ def test_storm_of_retries() -> None:
         deliveries = len(bench.ledger.events("duplicate")) + len(results)
         unanswered = len(bench.ledger.events("store error"))  # on a busy machine: the delivery comes again
         assert deliveries <= len(acquires) <= deliveries + unanswered
-
-
-def _know_scripts(bench: Bench) -> None:
-    """Let the store know the scripts beforehand: it refuses one that it does not know, and is asked again."""
-    with contextlib.closing(bench.client()) as client:
-        for path in (Path(celery_singleton_lock.__file__).parent / "stores").glob("*.lua"):
-            client.script_load(path.read_text())
