@@ -59,37 +59,40 @@ def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
 def test_first_fails(broker: str | RabbitMQServer) -> None:
     """The second runs once the first has failed, not before, and the chain goes on after it."""
     with _bench(broker) as bench:
-        bench.worker(concurrency=2)
-        late, following = bench.app.tasks["late"], bench.app.tasks["next"]
-        result = chain(late.s("a", acts=[["hold-boom"], ["sleep", 0.5]]), following.s("a")).apply_async()
-        bench.expect(result.parent.id, "run")
-        first = bench.body("a")
-        _deliver_twice(bench, broker, first)
+        first = _held_twice(bench, broker, "hold-boom")
         bench.go("a")
         bench.end(first)
         bench.body("a", 2)
-        bench.wait("next")
-        _all_copies_end(bench, kind_of(broker), 2)
-        assert 1 == len(bench.ledger.events("next"))
-        bench.settle()
+        _chain_goes_on(bench, broker)
 
 
 def test_first_dies(broker: str | RabbitMQServer) -> None:
     """The second delivery runs once the first one's process is dead, and the chain goes on after it."""
     with _bench(broker) as bench:
-        bench.worker(concurrency=2)
-        late, following = bench.app.tasks["late"], bench.app.tasks["next"]
-        result = chain(late.s("a", acts=[["hold"], ["sleep", 0.5]]), following.s("a")).apply_async()
-        bench.expect(result.parent.id, "run")
-        first = bench.body("a")
-        _deliver_twice(bench, broker, first)
+        first = _held_twice(bench, broker, "hold")
         killed = bench.kill_child(first["pid"])
         second = bench.body("a", 2)
         bench.measured(f"9 first delivery killed, {kind_of(broker)}: the second runs", 10, since(killed, second["at"]))
-        bench.wait("next")
-        _all_copies_end(bench, kind_of(broker), 2)
-        assert 1 == len(bench.ledger.events("next"))
-        bench.settle()
+        _chain_goes_on(bench, broker)
+
+
+def _held_twice(bench: Bench, broker: str | RabbitMQServer, act: str) -> Event:
+    """Give a body that does this act, and whose message, the first of a chain, has been delivered a second time."""
+    bench.worker(concurrency=2)
+    late, following = bench.app.tasks["late"], bench.app.tasks["next"]
+    result = chain(late.s("a", acts=[[act], ["sleep", 0.5]]), following.s("a")).apply_async()
+    bench.expect(result.parent.id, "run")
+    first = bench.body("a")
+    _deliver_twice(bench, broker, first)
+    return first
+
+
+def _chain_goes_on(bench: Bench, broker: str | RabbitMQServer) -> None:
+    """See to it that the next step is published once, and two bodies in all have run."""
+    bench.wait("next")
+    _all_copies_end(bench, kind_of(broker), 2)
+    assert 1 == len(bench.ledger.events("next"))
+    bench.settle()
 
 
 def test_no_duplicate_of_itself() -> None:
