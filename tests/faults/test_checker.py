@@ -68,6 +68,13 @@ def test_overlap() -> None:
     assert {"overlap"} == found(body("a", 0, 5) + body("b", 4.9, 9, pid=2))
 
 
+def test_end_without_a_start() -> None:
+    """A body that was ended before it could note its start ends no other."""
+    cut = body("b", 1, 2, "SystemExit")[1:]
+    assert set() == found(body("a", 0, 5) + cut + body("c", 5.1, 9, pid=2))
+    assert {"overlap"} == found(body("a", 0, 5) + cut + body("c", 4, 9, pid=2))
+
+
 def test_overlap_with_a_body_without_end() -> None:
     """A body that was never over overlaps everything after it."""
     assert {"overlap"} == found(body("a", 0, None) + body("b", 400, 409, pid=2))
