@@ -252,7 +252,7 @@ class Bench:
     def stay_held(self, seconds: float, *bodies: Event) -> None:
         """See to it that for so many seconds these bodies keep their leases and no duplicate of theirs starts."""
         for body in bodies:
-            until(lambda body=body: self.held(body), "its lease is seen")  # type: ignore[misc]
+            until(lambda body=body: self.held(body), "its lease is seen", 2)  # type: ignore[misc]
         end, keys = now() + seconds, {body["key"] for body in bodies}
 
         def begun() -> int:
@@ -317,7 +317,7 @@ class Bench:
 
     # -- the verdict -------------------------------------------------------------------------------
 
-    def measured(self, what: str, bound: float, value: float, at_least: float = -0.5) -> None:
+    def measured(self, what: str, bound: float, value: float, at_least: float = -0.1) -> None:
         """Print a figure with its bound, and hold it to that."""
         limit = f"{at_least:.2g} to {bound:.3g} s" if at_least > 0 else f"{bound:.3g} s"
         FIGURES.append((what, limit, f"{value:.2f} s"))

@@ -147,9 +147,7 @@ class Commands(threading.Thread):
                 time.sleep(0.05)
 
     def _lines(self) -> Iterator[str]:
-        client = redis.Redis.from_url(
-            self._url, socket_timeout=None
-        )  # redis-py 8 would give up while a store is paused
+        client = redis.Redis.from_url(self._url, socket_timeout=None)  # redis-py 8: else 5 s, also of a pause
         with contextlib.closing(client), client.monitor() as monitor:
             self.ready.set()
             while not self._end:

@@ -27,7 +27,7 @@ def test_whole_worker(pool: str) -> None:
         bench.wait("ensured", tag="a")
         with bench.stopped(victim) as fault:
             second = bench.body("a", 2)
-            bench.measured(f"7 worker stopped, {pool}: next run starts", TTL + 2, since(fault, second["at"]))
+            bench.measured(f"7 worker stopped, {pool}: next run starts", TTL + 1, since(fault, second["at"]))
             bench.last(2 * TTL, fault.at)
         failed = bench.wait("ensure failed", KNOWN * 2)
         bench.measured(f"7 worker stopped, {pool}: ensure() raises after waking", KNOWN, failed["at"] - fault.until)

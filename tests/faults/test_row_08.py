@@ -19,17 +19,18 @@ def test_regex() -> None:
         bench.wait("regex")
         copies = 0
         while not bench.ledger.events("end", run=body["run"]):
-            assert copies < 600, "the body never ends"  # it needs up to 24 s of a processor that others use too
+            assert copies < 200, "the body never ends"  # it needs up to 24 s of a processor that others use too
             bench.send("skip", "a", ["sleep"], queue="two")
             copies += 1
             bench.last(0.5)
         end = bench.end(body)
-        bench.measured("8 GIL held: the body took", 305, since(body, end["at"]), at_least=12)
+        bench.measured("8 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
         bench.gone(body)
         bench.settle()
         assert not bench.ledger.events("lost")
         others = [start["at"] for start in bench.ledger.events("start", tag="a") if start["run"] != body["run"]]
         assert [] == [at for at in others if at < end["at"]]
+        assert len(others) <= 1  # one copy may come after the end
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])

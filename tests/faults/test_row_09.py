@@ -97,9 +97,7 @@ def _chain_goes_on(bench: Bench, broker: str | RabbitMQServer) -> None:
 
 def test_no_duplicate_of_itself() -> None:
     """Under the policies skip and raise, too, the second delivery waits, is dropped after a success and runs after a failure."""
-    with _bench(
-        "redis", visibility=6
-    ) as bench:  # longer than a waiting copy's delay: that is not to come twice as well
+    with _bench("redis", visibility=6) as bench:  # longer than a waiting copy's delay
         bench.worker(concurrency=8)
         results, bodies = {}, {}
         for name in ("late-skip", "late-raise"):

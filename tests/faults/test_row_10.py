@@ -363,7 +363,7 @@ def test_nothing_lost(pool: str, command: str) -> None:
             begin = now()
             with contextlib.closing(bench.client()) as client, contextlib.suppress(redis.ConnectionError):
                 client.execute_command(*command.split())
-            kills.append((begin, now() + bench.limits.slack))
+            kills.append((begin, now() + 0.1))
             _untouched(bench, 0.5)
         errors = [event["at"] for event in bench.ledger.events("store error")]
         # A call meets a connection that was closed before; it may do so once more only where the fresh one is closed just then.
@@ -401,7 +401,7 @@ def test_slow_store(pool: str) -> None:
     with _holding(pool, ttl=9.0, proxied=True) as bench:
         with bench.schedule.during("slow"):
             bench.proxy.delay = 3.0
-            bench.wait("store error", task_id=_first(bench)["task_id"])  # a renewal was due, and its reply given up
+            bench.wait("store error", 4.5, task_id=_first(bench)["task_id"])  # of a renewal
             bench.last(0.5)
             bench.proxy.delay = 0.0
         _untouched(bench, 9.0)
@@ -413,7 +413,7 @@ def test_half_open(pool: str) -> None:
     with _holding(pool, proxied=True) as bench:
         with bench.schedule.during("half-open"):
             bench.proxy.hanging.set()
-            bench.wait("store error", task_id=_first(bench)["task_id"])
+            bench.wait("store error", 3.5, task_id=_first(bench)["task_id"])
             bench.last(0.5)
             bench.proxy.silence()  # those of now never speak again
             bench.proxy.hanging.clear()
@@ -454,9 +454,10 @@ def test_reply_lost(pool: str, after: int) -> None:
             tag = f"a{number}"
             bench.proxy.drop_reply(_digest(verb), after)
             result = bench.send("skip", tag, ["sleep", seconds], expect="once")
+            sent = now()
             body = bench.body(tag)
-            received = bench.wait("received", task_id=result.id)
-            bench.measured(f"10 reply to {verb} lost, {pool}: started", 3.0, since(received, body["at"]))
+            # A gevent worker whose only greenlet was busy looks for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
+            bench.measured(f"10 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
             if verb == "retake":
                 _lose(bench, body)
             assert "slept" == result.get(timeout=20)
