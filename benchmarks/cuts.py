@@ -35,7 +35,7 @@ def _form(plan: KeyPlan, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _run(store: Any, name: str, words: bytes, *_: Any) -> Any:
-    sock = store._free[0].connection._sock._sock  # all take their first lock before anything is taken out
+    sock = store._free[-1].connection._sock._sock  # the one used last: all take a lock before anything is taken out
     sock.settimeout(1.0)
     sock.sendall(_head("EVALSHA", name, 1) + words)
     return _KNOWN[sock.recv(4096)]
@@ -57,7 +57,8 @@ _EACH: Mapping[str, Replaced] = {
     "signals, and how late a grant came": [(guard, "send", _nothing), (guard, "_acquire", _ask)],
 }
 #: What is taken out, by name.
-CUTS: Mapping[str, Replaced] = {**_EACH, "all of these": [one for several in _EACH.values() for one in several]}
+ALL = "all of these"
+CUTS: Mapping[str, Replaced] = {**_EACH, ALL: [one for several in _EACH.values() for one in several]}
 
 _out = ExitStack()
 

@@ -13,7 +13,7 @@ from celery import Celery
 from redis import Redis
 
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import OURS, SCALARS, SPINS, WIRE, add_tasks, declare, declare_floor, ignored, make_app, nothing
+from benchmarks.tasks import LEAST, OURS, SCALARS, WIRE, add_tasks, declare, declare_floor, ignored, make_app, nothing
 from benchmarks.tracer import around_body
 from tests.integration.monitor import Monitor
 from tests.servers import RedisServer
@@ -59,7 +59,7 @@ class Stage:
     @cached_property
     def floors(self) -> dict[str, Any]:
         """The tasks of workers that stand for floors."""
-        return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, *SPINS)}
+        return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, LEAST)}
 
     def commands(self, watched: bool = False) -> list[list[str]]:
         """What one lock cycle of the library sends; `watched`: in a prefork child."""

@@ -20,8 +20,6 @@ BARE, OURS, ONCE, SINGLETON = "bare task", "this library", "celery-once", "celer
 WIRE = "bare task, raw socket"
 #: The same, with the least Python that makes these commands anew for each task.
 LEAST = "bare task, least Python"
-#: What the bodies with the least Python do after that: spin for so many µs.
-SPINS = {LEAST: 0, "least Python and 60 µs": 60, "least Python and 120 µs": 120}
 
 
 def make_app(broker: str, store: str) -> Celery:

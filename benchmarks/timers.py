@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from celery import Celery
 from celery.signals import worker_process_init, worker_ready
 
-from benchmarks.cuts import take_out
 from benchmarks.gates import TIMED
 from celery_singleton_lock import task
 from celery_singleton_lock.plan import Plan
@@ -67,9 +66,8 @@ def install(app: Celery, names: Iterable[str], push: Callable[[str, str], object
     worker_ready.connect(time_tracers, weak=False)  # `celery.worker.consumer`, for the pools that have no processes
 
     @app.task(name="benchmarks.timed", shared=False)
-    def tell_timed(cut: str = "") -> None:
-        """Tell what was taken since this was asked last, and do without a part of the library from now on."""
-        take_out(cut)
+    def tell_timed() -> None:
+        """Tell what was taken since this was asked last."""
         push(TIMED, json.dumps({part: taken for part, taken in _taken.items() if taken}))
         for taken in _taken.values():
             taken.clear()

@@ -67,7 +67,8 @@ def _without(stage: Stage) -> Table:
         worker.drain(task, 20)
         for order in shuffled(names, stage.few(100, 5)):
             for name in order:
-                worker.timed(name)
+                worker.without(name)
+                worker.timed()
                 worker.drain(task, stage.few(50, 20))
                 found[name].append(_medians(worker.timed()[TRACER]))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import clock_gettime, perf_counter
 from typing import Any
 
-from benchmarks.gates import DONE, OPEN, REACHED, TIMED
+from benchmarks.gates import DONE, OPEN, OUT, REACHED, TIMED
 from benchmarks.stage import Stage
 from benchmarks.timers import Taken
 from tests.servers import Process, new_directory, remove_directory, until
@@ -52,7 +52,7 @@ class Worker:
         self._stage = stage
         self._timers = timers
         self._concurrency = concurrency
-        self._queue = f"benchmarks-{pool}"
+        self._queue = f"benchmarks-{next(stage.numbers)}"
         self._directory = new_directory("worker")
         self._process = Process(self._command(pool), Path(self._directory) / "worker.log", self._environment(pool))
 
@@ -109,9 +109,14 @@ class Worker:
         }
         return {name: clock_gettime(_cpu_clock(pid)) for name, pid in pids.items()}
 
-    def timed(self, cut: str = "") -> dict[str, Taken]:
-        """What the timers took since this was asked last, by part; from now on without one of `CUTS`."""
-        self._stage.app.send_task("benchmarks.timed", (cut,), queue=self._queue)
+    def without(self, cut: str) -> None:
+        """Do without one of `CUTS` from now on in the process of the bodies, where a lock has been taken; empty: without none."""
+        self._stage.app.send_task("benchmarks.without", (cut,), queue=self._queue)
+        self._answer(OUT)
+
+    def timed(self) -> dict[str, Taken]:
+        """What the timers took since this was asked last, by part."""
+        self._stage.app.send_task("benchmarks.timed", queue=self._queue)
         found: dict[str, Taken] = json.loads(self._answer(TIMED))
         return found
 

@@ -14,10 +14,11 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from benchmarks.gates import DONE, OPEN, REACHED
+from benchmarks.cuts import take_out
+from benchmarks.gates import DONE, OPEN, OUT, REACHED
 from benchmarks.least import Least
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import SPINS, WIRE, add_tasks, declare_floor, make_app
+from benchmarks.tasks import LEAST, WIRE, add_tasks, declare_floor, make_app
 from benchmarks.timers import COMMANDS, install, timed
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
@@ -67,6 +68,13 @@ def gate(size: int, first: bool) -> None:
         batch.opened.wait()
 
 
+@app.task(name="benchmarks.without")
+def without(cut: str) -> None:
+    """Do without a part of the library from now on, in this process."""
+    take_out(cut)
+    client.rpush(OUT, 1)
+
+
 def body(number: int, account: str, seconds: float = 1.0) -> None:
     """Do nothing, or wait."""
     if seconds:
@@ -97,22 +105,14 @@ def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
     batch.arrived()
 
 
-def with_least(spin: int) -> Callable[..., None]:
-    """A body that does nothing, under a lock that takes the least Python, and then spins for so many µs."""
-
-    def locked(self: Any, number: int, account: str, seconds: float = 1.0) -> None:
-        held = least().acquire(self.request.id, (number, account, seconds))
-        least().release(*held)
-        end = time.perf_counter_ns() + 1000 * spin
-        while spin and time.perf_counter_ns() < end:
-            pass
-        batch.arrived()
-
-    return locked
+def with_least(self: Any, number: int, account: str, seconds: float = 1.0) -> None:
+    """Do nothing, under a lock that takes the least Python."""
+    held = least().acquire(self.request.id, (number, account, seconds))
+    least().release(*held)
+    batch.arrived()
 
 
-floors = [declare_floor(app, WIRE, over_the_wire)]
-floors += [declare_floor(app, kind, with_least(spin), bind=True) for kind, spin in SPINS.items()]
+floors = [declare_floor(app, WIRE, over_the_wire), declare_floor(app, LEAST, with_least, bind=True)]
 tasks = add_tasks(app, body)
 if TIMERS:
     install(app, [task.name for task in (*floors, *tasks.values())], client.rpush)
