@@ -228,7 +228,12 @@ def main() -> int:
         soak.settle(180)
         violations = bench.verdict()
         events = bench.ledger.events()
-        report(options, soak, figures(events), Counter(violation.kind for violation in violations))
+        report(
+            options,
+            soak,
+            figures(events, bench.schedule, bench.limits),
+            Counter(violation.kind for violation in violations),
+        )
         if violations:
             print(table(violations))
             print(history(events, bench, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.checker import check
+from tests.faults.checker import check, figures
 from tests.faults.ledger import Event
 from tests.faults.schedule import Fault, Limits
 
@@ -142,6 +142,8 @@ def test_after_an_excused_overlap() -> None:
     """Who was told that the lease went to another runs without one: others may follow. Who was not, or who had it again: not."""
     events = [*body("a", 0, 60), *body("b", 11, 20, pid=2), *body("c", 25, 30, pid=3)]
     assert set() == found([*events, lost("a", 13)], EMPTY)
+    counts = figures(sorted([*events, lost("a", 13)], key=lambda e: e["at"]), [EMPTY], LIMITS)
+    assert (1, 1) == (counts["overlaps at a fault"], counts["overlaps beside a loser"])
     assert {"overlap"} <= found(events, EMPTY)
     assert {"overlap", "lost"} == found([*body("a", 0, 60), *body("c", 25, 30, pid=3), lost("a", 13)], EMPTY)
 
