@@ -59,10 +59,16 @@ def until(probe: Callable[[], Found], what: str = "", timeout: float = 15.0, eve
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port of the loopback interface that nobody listens on, and that the system gives to nobody for a minute.
+
+    It has a closed connection in TIME_WAIT: ports that are not asked for by number are others; a server that sets SO_REUSEADDR,
+    as servers do, can listen there.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        connection, _ = server.accept()
+        connection.close()  # the side that is the first to close waits
+        assert client.recv(1) == b""
+        return int(server.getsockname()[1])
 
 
 def is_listening(port: int) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ from pytest_celery import CeleryTestSetup
 from tests import servers
 from tests.integration.bench import Bench
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
-from tests.servers import RedisServer, is_listening, until
+from tests.servers import RedisServer, free_port, is_listening, until
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
@@ -54,6 +56,18 @@ def test_worker_can_be_killed_and_restarted(bench: Bench, fresh_worker: Callable
     until(lambda: not any(map(psutil.pid_exists, children)), "children are gone")
     worker.restart()
     assert worker.ready()
+
+
+def test_free_port_is_kept_free() -> None:
+    """A server that takes its time finds its port free: nobody else who wants one, to listen or to connect, is given it."""
+    ports = {free_port() for _ in range(200)}
+    assert len(ports) == 200
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(200)]
+        others = [stack.enter_context(socket.create_connection(one.getsockname())) for one in listeners]
+        assert not ports & {one.getsockname()[1] for one in (*listeners, *others)}
+    for port in ports:
+        socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
