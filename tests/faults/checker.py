@@ -7,7 +7,6 @@ what was done to it, and the schedule tells what was done on purpose.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -21,8 +20,6 @@ SEEN = 0.3
 DISTURBING = ("kill", "stop", "child stop", "outage", "empty")
 #: Seconds within which a worker decides on a message that it has: it may be postponed, or wait for one that runs.
 HOLDUP = 60.0
-#: Kinds of overlaps that are no violations: within the span of a fault; later, beside whoever lost its lease then and was told.
-_EXCUSED = ("at a fault", "beside a loser")
 
 
 @dataclass(frozen=True)
@@ -70,26 +67,20 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         faults: what was done on purpose.
         limits: what bounds are counted with.
     """
-    bodies, faults = _prepared(events, faults, limits)
+    faults = list(faults)
+    faults += _absences(faults, limits)
+    bodies = bodies_of(events)
+    _kill(bodies, faults)
     lost = [event for event in events if event["what"] == "lost"]
     found = [
         *_reused(bodies),
-        *(overlap for overlap in _overlaps(events, bodies, lost, faults, limits) if overlap.kind not in _EXCUSED),
+        *_overlaps(events, bodies, lost, faults, limits),
         *_lost_without_fault(events, bodies, lost, faults, limits),
         *_promises(events, bodies, faults),
         *_leases(events, bodies, faults, limits),
         *_store(events, faults, limits),
     ]
     return found
-
-
-def _prepared(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> tuple[list[Body], list[Fault]]:
-    """Return bodies and faults as they are counted."""
-    faults = list(faults)
-    faults += _absences(faults, limits)
-    bodies = bodies_of(events)
-    _kill(bodies, faults)
-    return bodies, faults
 
 
 def _absences(faults: Iterable[Fault], limits: Limits) -> list[Fault]:
@@ -169,20 +160,15 @@ def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
 def _overlaps(
     events: Sequence[Event], bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
-    """Yield all overlaps; what makes one excused is its kind."""
-    beaten: dict[str, float] = {}  # when a run's lease went to somebody else by an excused overlap
     had = _seen(events, "take", "renew")
     for pair in overlaps(bodies):
         first, second = sorted(pair, key=lambda body: body.taken)  # a worker may be stopped between grant and body
         held = max([first.taken, *(at for at in had.get(first.run, ()) if at <= second.taken)])
         excuse = _excuse(first, second, held, faults, limits)
-        if excuse is not None:
-            beaten[first.run] = second.taken
-            kind = "at a fault" if _told(first, second, excuse, lost, faults, limits) else "untold"
-        else:
-            told = any(event["run"] == first.run and event["at"] <= second.start for event in lost)
-            kind = "beside a loser" if told and held <= beaten.get(first.run, -math.inf) else "overlap"
-        yield Violation(kind, f"{first.signature}, {first.key}: {first} and {second}")
+        if excuse is None:
+            yield Violation("overlap", f"{first.signature}, {first.key}: {first} and {second}")
+        elif not _told(first, second, excuse, lost, faults, limits):
+            yield Violation("untold", f"{first.signature}, {first.key}: {first} was never told of {second}")
 
 
 def _excuse(first: Body, second: Body, held: float, faults: list[Fault], limits: Limits) -> Fault | None:
@@ -427,15 +413,13 @@ def table(violations: Iterable[Violation]) -> str:
     return "\n".join(f"{violation.kind}: {violation.text}" for violation in violations)
 
 
-def figures(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> dict[str, int]:
+def figures(events: Sequence[Event]) -> dict[str, int]:
     """Return what a report of a run counts."""
-    bodies, faults = _prepared(events, faults, limits)
-    lost = [event for event in events if event["what"] == "lost"]
-    kinds = Counter(overlap.kind for overlap in _overlaps(events, bodies, lost, faults, limits))
+    bodies = bodies_of(events)
     return {
         "bodies": len(bodies),
-        **{f"overlaps {kind}": kinds[kind] for kind in _EXCUSED},
-        "lost": len(lost),
+        "overlaps": sum(1 for _ in overlaps(bodies)),
+        "lost": sum(event["what"] == "lost" for event in events),
         "duplicates": sum(event["what"] == "duplicate" for event in events),
         "sent": sum(event["what"] == "sent" for event in events),
     }

@@ -127,7 +127,7 @@ class Soak:
 
     def _work(self) -> None:
         tag = f"tag{self._draw.randrange(TAGS)}"
-        act = ["sleep", round(self._draw.uniform(0.05, 1.5), 2)] if self._draw.random() < 0.9 else ["sleep", 2 * TTL]
+        act = ["heed", round(self._draw.uniform(0.05, 1.5), 2) if self._draw.random() < 0.9 else 2 * TTL]
         if self._draw.random() < 0.5:
             self._bench.send("late", tag, act, expect="once in peace")
         else:
@@ -228,12 +228,7 @@ def main() -> int:
         soak.settle(180)
         violations = bench.verdict()
         events = bench.ledger.events()
-        report(
-            options,
-            soak,
-            figures(events, bench.schedule, bench.limits),
-            Counter(violation.kind for violation in violations),
-        )
+        report(options, soak, figures(events), Counter(violation.kind for violation in violations))
         if violations:
             print(table(violations))
             print(history(events, bench, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))

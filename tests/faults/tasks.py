@@ -56,6 +56,14 @@ def _sleep(task: Task, tag: str, seconds: float = BRIEF) -> str:
     return "slept"
 
 
+def _heed(task: Task, tag: str, seconds: float) -> str:
+    """Sleep for as long as the lease is held: a body that can be ended anywhere, and ends when it has lost its lease."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and task.lease.held:
+        time.sleep(min(left, 0.02))
+    return "heeded"
+
+
 def _hold(task: Task, tag: str, flag: str = "go") -> str:
     ledger, end = ledger_of(task.app), time.monotonic() + HOLD
     while not ledger.is_raised(f"{tag}.{flag}") and time.monotonic() < end:
@@ -225,7 +233,7 @@ def _wall_clock(task: Task, tag: str, seconds: float) -> str:
 ACTS: dict[str, Callable[..., Any]] = {
     function.__name__[1:].replace("_", "-"): function
     for function in (
-        _sleep, _hold, _hold_boom, _swallow, _ensure, _regex, _boom, _bang, _exit, _memory, _eat, _odd_result, _fork,
+        _sleep, _heed, _hold, _hold_boom, _swallow, _ensure, _regex, _boom, _bang, _exit, _memory, _eat, _odd_result, _fork,
         _fork_through, _call, _apply, _wall_clock, _spin, _watch, _keep_gil,
     )
 }  # fmt: skip
