@@ -1,10 +1,13 @@
-"""A name for each delivery of a message, known to the worker's main process and to the process that runs the body."""
+"""A name for each delivery of a message, known to the worker's main process and to the process that runs the body.
+
+A forked child is sent a number, of which both processes make the token: what they share from before the fork is the secret.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 #: Where a request carries its attempt: among the message's properties, which no retry publishes again.
 PROPERTY = "singleton"
@@ -13,28 +16,51 @@ PROPERTY = "singleton"
 POSTPONED = "singleton_postponed"
 
 
+#: What a forked child is sent: content type, events and number. A class takes long to be found by name, at both ends of a pipe.
+Numbered: TypeAlias = tuple[str | None, bool, int]
+
+_secret = ""
+_owner = 0  # the process that made it
+
+
 @dataclass
 class Attempt:
     """One delivery.
 
     Arguments:
-        token: its secret, random, 128 bits.
-        serializer: how the message's body was written; empty where that is not known.
+        token: its secret, 32 hex digits: random, or those of a process and its forked children and a number (`token_of`).
+        content_type: of the message's body; None where that is not known.
         events: whether the worker sends task events.
         watched: whether the main process renews and frees what this attempt holds.
     """
 
     token: str = field(default_factory=lambda: os.urandom(16).hex(), repr=False)
-    serializer: str = ""
+    content_type: str | None = None
     events: bool = False
     watched: bool = False
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For the way to a child: without a dict of attributes, which takes longer."""
-        return Attempt, (self.token, self.serializer, self.events, self.watched)
+
+def share_secret() -> None:
+    """To be called by a main process before it forks its children. One that was forked from another has its own."""
+    global _secret, _owner
+    if _owner != os.getpid():
+        _secret, _owner = os.urandom(11).hex(), os.getpid()
+
+
+def is_sharing() -> bool:
+    """Whether this process has called `share_secret`."""
+    return _owner == os.getpid()
+
+
+def token_of(number: int) -> str:
+    """Of an attempt to which a process that shares its secret has given this number, here or in a child that it has forked."""
+    return f"{_secret}{number:010x}"
 
 
 def attempt_of(request: Any) -> Attempt:
     """The attempt that a request's worker has named, or a new one."""
     found = (request.properties or {}).get(PROPERTY)
+    if isinstance(found, tuple):
+        content_type, events, number = found
+        return Attempt(token_of(number), content_type, events, watched=True)
     return found if isinstance(found, Attempt) else Attempt()

@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_singleton_lock.attempt import share_secret
 from celery_singleton_lock.board import Board
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
@@ -32,6 +33,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             prefork and runtime.board is None and runtime.settings.url != "memory://"
         ):  # there the store is each process's own
             runtime.board = Board()
+        if prefork:
+            share_secret()
         for task in list(parent.app.tasks.values()):
             if getattr(type(task).__call__, "_singleton", False):
                 plan_of(task)

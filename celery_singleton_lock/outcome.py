@@ -159,7 +159,7 @@ def _again(task: Any, request: Any, delay: float, postponed: _Postponed) -> Any:
         "ignore_result": _ignores_result(task, request),
         "argsrepr": request.get("argsrepr"),
         "kwargsrepr": request.get("kwargsrepr"),
-        "serializer": attempt_of(request).serializer or task.serializer,
+        "serializer": _serializer_of(attempt_of(request).content_type) or task.serializer,
     }
     if request.get("compression"):
         options["compression"] = request.get("compression")
@@ -183,6 +183,6 @@ def _ignores_result(task: Any, request: Any) -> bool:
     return bool(task.ignore_result if asked is None else asked)
 
 
-def serializer_of(content_type: str | None) -> str:
+def _serializer_of(content_type: str | None) -> str:
     """Kombu's name of the serializer that wrote a body of this type; empty where there is none."""
     return str(registry.type_to_name.get(content_type, ""))

@@ -12,6 +12,7 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
@@ -22,6 +23,10 @@ from celery_singleton_lock.stores import Claim, LockStore, Renewed
 
 POLL = 0.5  # seconds between looks at children whose death cannot be waited for
 LONGEST_WAIT = 3600.0  # seconds: `poll` cannot wait for more than some weeks
+
+
+#: What a child was given: when, and `ttl`, `claim` and `going` of `Watcher.accepted`.
+Given: TypeAlias = tuple[float, float, Callable[[int], Claim], Callable[[], bool]]
 
 
 @dataclass
@@ -37,6 +42,8 @@ class Child:
         until: when its lease has expired, unless the child renewed it; of a dead child, when freeing it is given up.
         freed: whether an operator took the attempt's lock; then the child alone may find out.
         doubt: an attempt whose lease the store may have taken again, though it has not said so.
+        given: what it was given last; replaced as a whole, without a lock.
+        taken_up: of which of these the thread that watches has made the fields above.
     """
 
     pid: int
@@ -47,6 +54,8 @@ class Child:
     until: float
     freed: bool = False
     doubt: Claim | None = None
+    given: Given | None = None
+    taken_up: Given | None = None
 
 
 class Watcher:
@@ -75,28 +84,43 @@ class Watcher:
         self._poll.register(self._reader, select.POLLIN)
         self._next = 0.0
 
-    def accepted(self, pid: int, claim: Claim, going: Callable[[], bool]) -> None:
+    def accepted(self, pid: int, ttl: float, claim: Callable[[int], Claim], going: Callable[[], bool]) -> None:
         """A child has begun an attempt; what it was given before is over.
+
+        Little is done here, in the process that all tasks go through: most are over before anybody looks.
 
         Arguments:
             pid: the child.
-            claim: the attempt; its digest may be empty.
-            going: whether the pool still waits for the attempt's end.
+            ttl: of the attempt's lease, in seconds.
+            claim: makes its claim, whose digest may be empty, of the pid.
+            going: whether the pool still waits for its end.
         """
         time = self._clock()
-        due, until = time + claim.ttl / 3, time + claim.ttl * 4 / 3  # it may begin to live until then
+        given = time, ttl, claim, going
+        child = self._children.get(pid)
+        if child is not None:
+            child.given = given
+        if child is None or self._children.get(pid) is not child:  # it was buried meanwhile
+            self._add(pid, given)
+        elif time + ttl / 3 < self._next:
+            self._ring()
+
+    def _add(self, pid: int, given: Given) -> None:
         with self._mutex:
-            child = self._children.get(pid)
-            if child is None:
-                self._children[pid] = Child(pid, self._handle(pid), claim, going, due, until)
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
+                thread.start()
+                self._thread = thread
+            if (child := self._children.get(pid)) is not None:  # another thread was faster
+                child.given = given
             else:
-                self._clear_doubt(child, time)
-                child.claim, child.going, child.due, child.until, child.freed = claim, going, due, until, False
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="singleton-watcher", daemon=True)
-                self._thread.start()
-        if child is None or due < self._next:
-            os.write(self._writer, b"x")
+                time, ttl, claim, going = given
+                made = claim(pid)  # first: what fails must not leave a handle
+                self._children[pid] = Child(pid, self._handle(pid), made, going, *_times(time, ttl))
+        self._ring()
+
+    def _ring(self) -> None:
+        os.write(self._writer, b"x")
 
     def close(self) -> None:
         """Give up the file descriptors, in a process that came of a fork."""
@@ -142,7 +166,21 @@ class Watcher:
 
     def _snapshot(self) -> list[Child]:
         with self._mutex:
-            return list(self._children.values())
+            children = list(self._children.values())
+        for child in children:
+            self._take_up(child)
+        return children
+
+    def _take_up(self, child: Child) -> None:
+        """What a child was given last is what counts from now on."""
+        given = child.given
+        if given is None or given is child.taken_up:
+            return
+        child.taken_up = given
+        time, ttl, claim, going = given
+        self._clear_doubt(child, time)
+        child.claim, child.going, child.freed = claim(child.pid), going, False
+        child.due, child.until = _times(time, ttl)
 
     def _timeout(self) -> float | None:
         """Milliseconds until something is due; None: until a child dies or is added."""
@@ -171,6 +209,7 @@ class Watcher:
         if child.handle >= 0:
             self._poll.unregister(child.handle)
             os.close(child.handle)
+        self._take_up(child)  # what it was given until now
         child.due, child.until = time, time + child.claim.ttl
         self._dead.append(child)
 
@@ -190,12 +229,11 @@ class Watcher:
         digest = self._digest(child, claim)
         if going and not child.freed and digest != "":
             return True
-        with self._mutex:
-            if child.claim is claim:
-                if digest == "":
-                    self._clear_doubt(child, time)
-                child.due = time + claim.ttl / 3 if going and not child.freed else math.inf
-                child.until = time + claim.ttl * 4 / 3
+        if digest == "":
+            self._clear_doubt(child, time)
+        child.due, child.until = _times(time, claim.ttl)
+        if not going or child.freed:
+            child.due = math.inf
         return False
 
     def _digest(self, child: Child, claim: Claim) -> str | None:
@@ -222,14 +260,12 @@ class Watcher:
             if renewed is Renewed.GONE:
                 answer = None if away else self._take_again(child, claim, time)
                 away = answer is None
-            with self._mutex:
-                if child.claim is claim:
-                    child.due = time + claim.ttl / (12 if answer in (None, Renewed.TAKEN) else 3)
-                    child.freed = answer is Renewed.FREED
-                    if answer is Renewed.DONE:
-                        child.until = time + claim.ttl
-                    elif answer in (Renewed.LOST, Renewed.TAKEN):
-                        child.until = time  # the child may not know: what is taken again stays lost
+            child.due = time + claim.ttl / (12 if answer in (None, Renewed.TAKEN) else 3)
+            child.freed = answer is Renewed.FREED
+            if answer is Renewed.DONE:
+                child.until = time + claim.ttl
+            elif answer in (Renewed.LOST, Renewed.TAKEN):
+                child.until = time  # the child may not know: what is taken again stays lost
 
     def _take_again(self, child: Child, claim: Claim, time: float) -> Renewed | None:
         """Take again what the store has lost, for a child that counts on it and may have no chance itself; None: no answer."""
@@ -253,6 +289,11 @@ class Watcher:
                 whole.task_id, whole.node, whole.pid, whole.lock,
             )  # fmt: skip
         return answer
+
+
+def _times(time: float, ttl: float) -> tuple[float, float]:
+    """When a lease that its child may begin to have within a third of a TTL is renewed first, and has expired."""
+    return time + ttl / 3, time + ttl * 4 / 3
 
 
 def _failed(error: StoreError) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import celery
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleton_lock.attempt import PROPERTY, Attempt
+from celery_singleton_lock.attempt import PROPERTY, Attempt, Numbered, is_sharing, token_of
 from celery_singleton_lock.guard import ask_for_after_run
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.outcome import serializer_of
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.stores import Claim
+
+_numbers = count()
 
 
 def prepare(app: Any) -> None:
@@ -34,31 +36,33 @@ class AttemptMixin:
     """Names each delivery; of those to prefork children, tells the watcher which child has which."""
 
     watcher: Any = None
-    _attempt: Attempt
+    numbered = False  # whether who runs the body shares a secret with this process
+    _attempt: Attempt | Numbered
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
-        eventer = self._eventer
-        self._attempt = Attempt(
-            serializer=serializer_of(self.content_type or message.content_type),
-            events=bool(eventer and eventer.enabled and self.task.send_events),
-            watched=self.watcher is not None,
-        )
-        properties = {**(self._request_dict.get("properties") or {}), PROPERTY: self._attempt}
-        self._request_dict["properties"] = properties
+        eventer, request = self._eventer, self._request_dict
+        events = bool(eventer and eventer.enabled and self.task.send_events)
+        if self.numbered:
+            self._attempt = message.content_type, events, next(_numbers)
+        else:
+            self._attempt = Attempt(content_type=message.content_type, events=events, watched=self.watcher is not None)
+        request["properties"] = {**(request.get("properties") or {}), PROPERTY: self._attempt}
 
     def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
         """Called in the main process when a child has begun."""
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         if self.watcher is not None:
             try:
-                plan = plan_of(self.task)
-                claim = Claim(
-                    plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id, self.hostname or "", pid, True
-                )
-                self.watcher.accepted(pid, claim, self._is_going)
+                self.watcher.accepted(pid, plan_of(self.task).options.lock_ttl, self._claim, self._is_going)
             except Exception:  # an error here would leave the message without an acknowledgement
                 logger.exception("Task %s[%s] is not watched by the main process", self.name, self.id)
+
+    def _claim(self: Any, pid: int) -> Claim:
+        """Of this attempt, which a child has; what it is called with is not looked at here."""
+        plan, attempt = plan_of(self.task), self._attempt
+        token = attempt.token if isinstance(attempt, Attempt) else token_of(attempt[-1])
+        return Claim(plan.base, "", token, plan.options.lock_ttl, self.id, self.hostname or "", pid, watched=True)
 
     def _is_going(self: Any) -> bool:
         """Whether the pool still waits for the end (`Request._apply_result` is private to Celery: may be missing)."""
@@ -72,8 +76,16 @@ class AttemptMixin:
 def request_class(base: Any, app: Any, consumer: Any) -> Any:
     """The request class of a task, or the user's own, combined with ours."""
     base = symbol_by_name(base)  # type: ignore[no-untyped-call]
-    if issubclass(base, AttemptMixin):
+    is_ours = issubclass(base, AttemptMixin)
+    watcher = runtime_of(app, single=True).watcher if is_prefork(consumer.pool) else None
+    if is_ours and base.watcher is watcher:
         return base
-    prefork = is_prefork(consumer.pool)
-    watcher = runtime_of(app, single=True).watcher if prefork else None
-    return type(base.__name__, (AttemptMixin, base), {"watcher": watcher})
+    ours = {"watcher": watcher, "numbered": watcher is not None and is_sharing() and _forks()}
+    return type(base.__name__, (base,) if is_ours else (AttemptMixin, base), ours)
+
+
+def _forks() -> bool:
+    """Whether the pool of processes, which has been started, forks its children."""
+    from billiard import get_start_method
+
+    return bool(get_start_method() == "fork")

@@ -51,9 +51,7 @@ class Mutant:
 
 #: What a hook of a request would have to do to free its lease in the main process.
 _RELEASE = """\
-        plan = plan_of(self.task)
-        claim = Claim(plan.base, "", self._attempt.token, plan.options.lock_ttl, self.id)
-        self.watcher._store.release(claim, success=False)
+        self.watcher._store.release(self._claim(0), success=False)
 
 """
 

@@ -8,7 +8,7 @@ from celery_singleton_lock.attempt import Attempt
 
 
 def test_the_way_to_a_child_changes_nothing() -> None:
-    named = Attempt(serializer="json", events=True, watched=True)
+    named = Attempt(content_type="application/json", events=True, watched=True)
     assert pickle.loads(pickle.dumps(named)) == named
 
 

@@ -96,6 +96,11 @@ def known(whole: Claim) -> Claim:
     return replace(whole, digest="")
 
 
+def give(watcher: Watcher, pid: int, whole: Claim, going: bool = True) -> None:
+    """Tell the watcher that a child has begun this attempt."""
+    watcher.accepted(pid, whole.ttl, lambda pid: known(whole), lambda: going)
+
+
 def asleep(watcher: Watcher) -> bool:
     """Whether the watcher has worked out when it wakes next, and waits for that."""
     return watcher._thread is not None and watcher._next != 0.0
@@ -109,7 +114,7 @@ def test_lease_of_a_killed_child_is_freed(watcher: Watcher, store: Store, fork: 
     """A child that is killed loses its lease at once, long before its TTL."""
     pid, one = fork(), claim("one")
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     until(lambda: asleep(watcher))
     assert held(store, one)
     os.kill(pid, signal.SIGKILL)
@@ -120,7 +125,7 @@ def test_lease_of_the_longest_ttl(watcher: Watcher, store: Store, fork: Callable
     """However long a lease may live, the watch goes on, and the lease goes with the child."""
     pid, one = fork(), claim("one", ttl=LONGEST)
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     until(lambda: asleep(watcher))
     os.kill(pid, signal.SIGKILL)
     until(lambda: not held(store, one), timeout=2)
@@ -133,7 +138,7 @@ def test_lease_of_each_killed_child_is_freed(watcher: Watcher, store: Store, for
     for one in whole:
         pids.append(fork())
         store.acquire(one)
-        watcher.accepted(pids[-1], known(one), lambda: True)
+        give(watcher, pids[-1], one)
         until(lambda: asleep(watcher))
         time.sleep(0.05)  # the thread is now in its system call, as it is between two tasks of a worker
     for pid, one in reversed(list(zip(pids, whole, strict=True))):
@@ -146,11 +151,11 @@ def test_child_that_was_dead_before_it_was_known(watcher: Watcher, store: Store,
     first, second = claim("first", ttl=300.0), claim("second", ttl=300.0)
     for one in (first, second):
         store.acquire(one)
-    watcher.accepted(fork(), known(first), lambda: True)
+    give(watcher, fork(), first)
     until(lambda: asleep(watcher))
     dead = fork()
     bury(dead)
-    watcher.accepted(dead, known(second), lambda: True)
+    give(watcher, dead, second)
     until(lambda: not held(store, second), timeout=6)
     assert held(store, first)
 
@@ -162,7 +167,7 @@ def test_child_without_pidfd(
     monkeypatch.delattr(os, "pidfd_open")
     pid, one = fork(), claim("one")
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     bury(pid)
     until(lambda: not held(store, one), timeout=3)
 
@@ -171,7 +176,7 @@ def test_what_a_living_child_holds_is_not_released(watcher: Watcher, store: Stor
     """Nothing is released for a child that lives, a stopped one included; it is renewed."""
     pid, one = fork(), claim("one", ttl=1.0)
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     until(lambda: len(store.renewals) >= 4, timeout=5)
@@ -183,9 +188,9 @@ def test_what_a_living_child_holds_is_not_released(watcher: Watcher, store: Stor
 def test_child_that_was_given_another_attempt(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
     """A child's new attempt replaces its earlier one: only the new one is freed when it dies."""
     pid, old, new = fork(), claim("old"), claim("new")
-    watcher.accepted(pid, known(old), lambda: True)
+    give(watcher, pid, old)
     store.acquire(new)
-    watcher.accepted(pid, known(new), lambda: True)
+    give(watcher, pid, new)
     os.kill(pid, signal.SIGKILL)
     until(lambda: not held(store, new), timeout=2)
     assert ["new"] == store.releases
@@ -195,7 +200,7 @@ def test_store_away_at_a_death(watcher: Watcher, store: Store, fork: Callable[[]
     """A dead child's lease is freed as soon as the store is back."""
     pid, one = fork(), claim("one")
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     store.away = True
     os.kill(pid, signal.SIGKILL)
     until(lambda: store.releases, timeout=2)
@@ -209,7 +214,7 @@ def test_store_error_does_not_end_the_watch(watcher: Watcher, store: Store, fork
     pid, one = fork(), claim("one", ttl=1.2)
     store.acquire(one)
     store.away = True
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     until(lambda: len(store.renewals) >= 2, timeout=2)
     store.away = False
     until(lambda: len(store.renewals) >= 6, timeout=3)
@@ -238,7 +243,7 @@ def test_any_error_does_not_end_the_watch(
     monkeypatch.setattr(watcher, "_turn", broken)
     pid, one = fork(), claim("one", ttl=1.2)
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     until(lambda: len(store.renewals) >= 2, timeout=3)
     assert "met an error and goes on" in caplog.text
     os.kill(pid, signal.SIGKILL)
@@ -257,10 +262,10 @@ def test_error_at_a_death_does_not_end_the_watch(watcher: Watcher, store: Store,
 
     store.release = broken  # type: ignore[method-assign]
     first, second, other = fork(), fork(), claim("other")
-    watcher.accepted(first, known(claim("one")), lambda: True)
+    give(watcher, first, claim("one"))
     os.kill(first, signal.SIGKILL)
     store.acquire(other)
-    watcher.accepted(second, known(other), lambda: True)
+    give(watcher, second, other)
     os.kill(second, signal.SIGKILL)
     until(lambda: not held(store, other), timeout=4)
 
@@ -288,13 +293,13 @@ def test_failing_log_does_not_end_the_watch(
     monkeypatch.setattr(logger, "filters", [filter_of_the_user])
     pid, one = fork(), claim("one", ttl=1.2)
     store.acquire(one)
-    watcher.accepted(pid, known(one), lambda: True)
+    give(watcher, pid, one)
     until(lambda: len(store.renewals) >= 2, timeout=3)
 
 
 def test_attempt_that_is_over_is_let_go(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
     """Once the pool is done with an attempt, it is not renewed any more, and the watch sleeps."""
-    watcher.accepted(fork(), known(claim("one", ttl=1.0)), lambda: False)
+    give(watcher, fork(), claim("one", ttl=1.0), going=False)
     until(lambda: watcher._next == math.inf, timeout=2)
     assert [] == store.renewals
 
@@ -302,7 +307,7 @@ def test_attempt_that_is_over_is_let_go(watcher: Watcher, store: Store, fork: Ca
 def test_attempt_without_a_lease_yet(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
     """An attempt that has no lease yet is kept in view while the pool waits for its end."""
     one = claim("one", ttl=1.0)
-    watcher.accepted(fork(), known(one), lambda: True)
+    give(watcher, fork(), one)
     until(lambda: store.renewals, timeout=2)
     assert Answer.GRANTED is store.acquire(one).answer
     began = time.monotonic()
@@ -410,7 +415,8 @@ def test_freed(watched: Watched, store: Store) -> None:
         watched.renew(float(at))
     assert "" == watched.token
     assert math.inf == watched.child.due
-    watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    give(watched.watcher, os.getpid(), replace(watched.whole, token="1" * 32))
+    watched.renew(200.0)
     assert not watched.child.freed
 
 
@@ -488,7 +494,7 @@ def test_child_ends_after_it_was_taken_again(watched: Watched, store: Store) -> 
     """It gives its lease back itself, and knows how its body ended."""
     watched.renew()
     watched.board.let_go()
-    watched.watcher.accepted(os.getpid(), known(replace(watched.whole, token="1" * 32)), lambda: True)
+    give(watched.watcher, os.getpid(), replace(watched.whole, token="1" * 32))
     for at in (20.0, 20.5):
         watched.renew(at)
     assert [] == store.releases
@@ -529,7 +535,7 @@ def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str
     def go_on() -> None:
         watched.board.let_go()
         if then != "over":
-            watched.watcher.accepted(os.getpid(), known(following), lambda: True)
+            give(watched.watcher, os.getpid(), following)
 
     def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         retake(whole, expired, timeout)
@@ -594,6 +600,34 @@ def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
     assert (12.5, 30.0) == (watched.child.due, watched.child.until)
 
 
+def test_what_a_known_child_is_given_is_taken_up_once(watched: Watched, store: Store) -> None:
+    """It is due from when it was given, and each renewal puts off the next."""
+    new = replace(watched.whole, token="1" * 32)
+    store.acquire(new)
+    give(watched.watcher, os.getpid(), new)
+    watched.board.hold(new.token, new.digest)
+    watched.renew(5.0)
+    assert (10.0, 40.0) == (watched.child.due, watched.child.until)
+    for at in (10.0, 12.0, 14.0):
+        watched.renew(at)
+    assert [[new.token]] == store.renewals
+    assert (20.0, 40.0) == (watched.child.due, watched.child.until)
+
+
+def test_doubt_of_the_attempt_before(watched: Watched, store: Store) -> None:
+    """Is given back though the child has the lease of its next attempt by the time the thread looks."""
+    watched.child.doubt = known(watched.whole)
+    store.acquire(watched.whole)
+    new = replace(watched.whole, token="1" * 32, digest="e" * 32)
+    store.acquire(new)
+    watched.board.hold(new.token, new.digest)
+    give(watched.watcher, os.getpid(), new)
+    for at in (10.0, 10.5):
+        watched.renew(at)
+    assert [watched.whole.token] == store.releases
+    assert held(store, new)
+
+
 def in_a_fork(*acts: Callable[[], object]) -> int:
     """Do this in a child; answers its pid."""
     pid = os.fork()
@@ -650,7 +684,7 @@ def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Calla
 
         def __lt__(self, other: float) -> bool:
             if watcher._children[pid].due is self:
-                watcher.accepted(pid, known(one), lambda: True)
+                give(watcher, pid, one)
             return float(self) < other
 
     watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"), 0.0)
@@ -659,9 +693,41 @@ def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Calla
     assert rung or (timeout is not None and timeout <= 1001), f"sleeps {timeout} ms and nobody rings"
 
 
+def test_child_that_is_buried_while_it_is_given_something(
+    watcher: Watcher, store: Store, fork: Callable[[], int]
+) -> None:
+    """What the main process hears of a child in the very moment in which its death is seen is freed, too."""
+    pid, one = fork(), claim("one")
+    store.acquire(one)
+    bury(pid)
+
+    class Dying(Child):
+        """Its death is seen just before it is noted what it was given."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name == "given" and value is not None:
+                del watcher._children[pid]
+            super().__setattr__(name, value)
+
+    watcher._children[pid] = Dying(pid, -1, known(claim("before")), lambda: False, math.inf, 0.0)
+    give(watcher, pid, one)
+    until(lambda: not held(store, one), timeout=2)
+
+
+def test_child_dies_before_the_watch_has_looked(watcher: Watcher, store: Store, fork: Callable[[], int]) -> None:
+    """What was given last to a child that dies is freed, though the thread had no turn between."""
+    pid, one = fork(), claim("one")
+    store.acquire(one)
+    watcher._children[pid] = child = Child(pid, -1, known(claim("before")), lambda: True, math.inf, 0.0)
+    child.given = (0.0, one.ttl, lambda pid: known(one), lambda: True)
+    watcher._bury(child, 0.0)
+    watcher._free(child, 0.0)
+    assert not held(store, one)
+
+
 def test_fork_closes_what_it_inherited(watcher: Watcher, fork: Callable[[], int]) -> None:
     """A forked process gives up the watch's file descriptors, and the watch of its parent goes on."""
-    watcher.accepted(fork(), known(claim("one")), lambda: True)
+    give(watcher, fork(), claim("one"))
     before = set(os.listdir("/proc/self/fd"))
     child = os.fork()
     if not child:
@@ -693,7 +759,7 @@ def test_interrupted_while_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_watch_is_a_daemon(watcher: Watcher, fork: Callable[[], int]) -> None:
     """The thread never keeps a worker from ending."""
-    watcher.accepted(fork(), known(claim("one")), lambda: True)
+    give(watcher, fork(), claim("one"))
     assert watcher._thread is not None
     assert watcher._thread.daemon
 
