@@ -28,7 +28,7 @@ class Attempt:
     """One delivery.
 
     Arguments:
-        token: its secret, 32 hex digits: random, or those of a process and its forked children and a number (`token_of`).
+        token: its secret, 32 hex digits: random, or what a process shares with its forked children and a number (`token_of`).
         content_type: of the message's body; None where that is not known.
         events: whether the worker sends task events.
         watched: whether the main process renews and frees what this attempt holds.

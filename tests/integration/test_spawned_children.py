@@ -14,7 +14,7 @@ from tests.integration.nodes import WorkerSpec
 from tests.servers import until
 
 pytestmark = pytest.mark.skipif(
-    "pool_start_method" not in NAMESPACES["worker"], reason="this Celery forks its children, or is on another system"
+    "pool_start_method" not in NAMESPACES["worker"], reason="this Celery has no such setting"
 )
 
 
