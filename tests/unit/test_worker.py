@@ -132,5 +132,6 @@ def test_another_start_in_the_same_process(app: Celery) -> None:
 def test_task_whose_runtime_is_another(app: Celery) -> None:
     """The token does not depend on the app or the store of the process that runs the body."""
     request = received(app)
+    token = request._claim(1).token
     with memory_store(app):
-        assert request._claim(1).token == sent(request).token
+        assert token == sent(request).token == request._claim(1).token
