@@ -21,6 +21,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.outcome import refused, unanswered
 from celery_singleton_lock.plan import Plan, plan_of
 from celery_singleton_lock.report import send
+from celery_singleton_lock.republish import is_redelivered
 from celery_singleton_lock.runtime import Runtime, runtime_of
 from celery_singleton_lock.stores import Answer, Claim, Verdict
 
@@ -67,6 +68,7 @@ def execute(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, A
         request.hostname or gethostname(),
         runtime.pid,
         attempt.watched,
+        is_redelivered(request),
     )
     try:
         return _claimed(task, request, plan, runtime, claim, body)
@@ -158,6 +160,7 @@ def release(request: Any, runtime: Runtime, lease: Lease, success: bool) -> None
     try:
         if runtime.store.release(claim, success):
             _leave(request, TWIN, claim)
+            runtime.renewer.finishing(claim)
     except StoreError as error:
         logger.warning(
             "Task %s[%s]: its lock %s could not be released: %s", lease.task.name, claim.task_id, lease.key, error
@@ -214,6 +217,7 @@ def _give_back(runtime: Runtime, claim: Claim) -> None:
 
 
 def _settle(task: Any, claim: Claim, success: bool) -> None:
+    runtime_of(task.app).renewer.finished(claim)
     try:
         runtime_of(task.app).store.settle(claim, success)
     except StoreError as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, NoReturn
+import time
+from typing import Any, NoReturn
 
+import celery
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
-from kombu.serialization import registry
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.attempt import POSTPONED, attempt_of
+from celery_singleton_lock.attempt import attempt_of
 from celery_singleton_lock.config import Options
 from celery_singleton_lock.dropped import revoke_dropped
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable
@@ -17,23 +18,17 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policy import Policy, RetryLater, Skip, as_policy
 from celery_singleton_lock.report import send
+from celery_singleton_lock.republish import (
+    Postponements,
+    goes_to_several_queues,
+    ignores_result,
+    postponements_of,
+    shortened,
+    signature_of,
+)
 from celery_singleton_lock.stores import Answer, Claim, Verdict
 
 FIRST_LOOK = 0.2  # seconds until another attempt of the same task id is looked at again
-
-
-class _Postponed(NamedTuple):
-    """What became of a message so far, in a header of it.
-
-    Arguments:
-        times: how often it was published again as a duplicate, or because the store was away.
-        waited: seconds of delay in all of these.
-        looks: how often since then it was published again to see how another delivery of it ends.
-    """
-
-    times: int = 0
-    waited: float = 0.0
-    looks: int = 0
 
 
 def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Verdict) -> Any:
@@ -50,8 +45,19 @@ def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Ve
         )
         raise Ignore("another delivery of this task has succeeded")
     if holder.task_id == request.id and not request.is_eager:
+        if goes_to_several_queues(task.app, request):
+            logger.info(
+                "Task %s[%s] dropped: %s is held by %s, who got the same broadcast",
+                task.name,
+                request.id,
+                claim.lock,
+                holder,
+            )
+            raise Ignore("another worker runs this broadcast task")
         _look_again(task, request, options, claim, holder)
     policy = _policy(task, options, holder)
+    if isinstance(policy, RetryLater) and goes_to_several_queues(task.app, request):
+        policy = Skip()
     send(signals.duplicate, task, key=claim.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(policy, Skip):
         return _skip(task, request, policy, claim, holder)
@@ -97,7 +103,7 @@ def _skip(task: Any, request: Any, policy: Skip, claim: Claim, holder: Holder) -
         request.callbacks = None
         return policy.result
     revoke_dropped(task, request)
-    task.backend.mark_as_done(request.id, policy.result, request, not _ignores_result(task, request))
+    task.backend.mark_as_done(request.id, policy.result, request, not ignores_result(task, request))
     if attempt_of(request).events:
         _send_event(task, request, claim, holder)
     raise Ignore("skipped as a duplicate")
@@ -111,59 +117,64 @@ def _send_event(task: Any, request: Any, claim: Claim, holder: Holder) -> None:
 
 
 def _postpone(task: Any, request: Any, policy: RetryLater, error: Exception) -> None:
-    """Publish the task again; returns where it has waited long enough, or runs in the caller.
+    """Publish the task again; returns where it has waited long enough, runs in the caller, or would be multiplied.
 
     Raises:
         Retry: it was published.
         Reject: it could not be published, but its message can go back to the broker.
         Exception: it could not be published: the given error.
     """
-    times, waited, _ = _postponed(request)
-    if request.is_eager or waited >= policy.max_wait:
+    times, waited, _ = postponements_of(request)
+    if request.is_eager or waited >= policy.max_wait or goes_to_several_queues(task.app, request):
         return
-    delay = policy.delay_for(times, waited)
-    again = _again(task, request, delay, _Postponed(times + 1, waited + delay))
+    delay = shortened(task.app, policy.delay_for(times, waited))
+    again = signature_of(task, request, delay, Postponements(times + 1, waited + delay))
+    retry = Retry(exc=error, when=delay, sig=again)
+    is_stored = _store_retry(task, request, error)
     _publish(task, again, error)
+    if is_stored:
+        request.ignore_result = True
     logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
-    raise Retry(when=delay, sig=again)
+    raise retry
+
+
+def _store_retry(task: Any, request: Any, error: Exception) -> bool:
+    """Store RETRY before the message is published, and tell whether that is done.
+
+    Celery's tracer does it after that, and would overwrite the FAILURE or REVOKED of a message that comes back quickly. It leaves
+    it out for a request that ignores its result (5.7).
+    """
+    if celery.VERSION < (5, 7) or ignores_result(task, request) or task.store_errors_even_if_ignored:
+        return False
+    try:
+        task.backend.mark_as_retry(request.id, error, request=request)
+    except Exception as failure:  # the message must not be lost for it
+        logger.warning("Task %s[%s]: its state RETRY could not be stored: %s", task.name, request.id, failure)
+        return False
+    return True
 
 
 def _look_again(task: Any, request: Any, options: Options, claim: Claim, holder: Holder) -> NoReturn:
-    """Another delivery of this very message runs: leave its state alone, and come back to see how it ended."""
-    before = _postponed(request)
+    """Another delivery of this very message runs: leave its state alone, and come back to see how it ended.
+
+    Raises:
+        Ignore: the message was published again, or is lost.
+        Reject: it could not be published, but goes back to the broker.
+    """
+    before = postponements_of(request)
     longest = options.on_duplicate.delay if isinstance(options.on_duplicate, RetryLater) else RetryLater.delay
-    delay = min(FIRST_LOOK * 2 ** min(before.looks, 64), max(longest, FIRST_LOOK))
+    delay = shortened(task.app, min(FIRST_LOOK * 2 ** min(before.looks, 64), max(longest, FIRST_LOOK)))
     logger.info(
         "Task %s[%s] is running in another delivery of it: %s is held by %s", task.name, request.id, claim.lock, holder
     )
     try:
-        again = _again(task, request, delay, before._replace(looks=before.looks + 1))
-        _publish(task, again, DuplicateTask(claim.lock, holder))
-    except DuplicateTask as error:
-        logger.error("Task %s[%s]: this delivery of it is lost: %s", task.name, request.id, error.__cause__)
+        signature_of(task, request, delay, before._replace(looks=before.looks + 1)).apply_async()
+    except Exception as error:
+        if task.acks_late:
+            time.sleep(FIRST_LOOK)  # the broker delivers it again at once
+            raise Reject(error, requeue=True) from error
+        logger.error("Task %s[%s]: this delivery of it is lost: %s", task.name, request.id, error)
     raise Ignore("another delivery of this task is running")
-
-
-def _postponed(request: Any) -> _Postponed:
-    found = (request.headers or {}).get(POSTPONED) or {}
-    return _Postponed(int(found.get("times", 0)), float(found.get("waited", 0)), int(found.get("looks", 0)))
-
-
-def _again(task: Any, request: Any, delay: float, postponed: _Postponed) -> Any:
-    """The message as it came, with what `Task.signature_from_request` (5.7) leaves out."""
-    headers = {**(request.headers or {}), POSTPONED: postponed._asdict()}
-    options = {
-        "countdown": delay,
-        "retries": request.retries,
-        "headers": headers,
-        "ignore_result": _ignores_result(task, request),
-        "argsrepr": request.get("argsrepr"),
-        "kwargsrepr": request.get("kwargsrepr"),
-        "serializer": _serializer_of(attempt_of(request).content_type) or task.serializer,
-    }
-    if request.get("compression"):
-        options["compression"] = request.get("compression")
-    return task.signature_from_request(request, **options)
 
 
 def _publish(task: Any, signature: Any, error: Exception) -> None:
@@ -175,14 +186,3 @@ def _publish(task: Any, signature: Any, error: Exception) -> None:
         ):  # the broker is away; others would return for ever
             raise Reject(reason, requeue=True) from reason
         raise error from reason
-
-
-def _ignores_result(task: Any, request: Any) -> bool:
-    """As `celery.app.task.get_actual_ignore_result` (5.7): the request's class has a default that says nothing."""
-    asked = request.__dict__.get("ignore_result")
-    return bool(task.ignore_result if asked is None else asked)
-
-
-def _serializer_of(content_type: str | None) -> str:
-    """Kombu's name of the serializer that wrote a body of this type; empty where there is none."""
-    return str(registry.type_to_name.get(content_type, ""))

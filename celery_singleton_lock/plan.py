@@ -56,7 +56,7 @@ def plan_of(task: Any) -> Plan:
     found: Plan | None = task.__dict__.get("_singleton_plan")
     if found is None:
         options = options_of(task.name, given_options(task.__class__), task.app.conf.get)
-        keys = _keys(task.__class__, options.unique_on, options.lock_key)
+        keys = _keys(task.__class__, task.name, options.unique_on, options.lock_key)
         base = f"{settings_of(task.app.conf).prefix}:{{{escaped(task.name)}}}"
         found = task.__dict__["_singleton_plan"] = Plan(options, keys, base, getattr(task, "__header__", None))
     return found
@@ -68,26 +68,30 @@ def forget_plans(app: Any) -> None:
         task.__dict__.pop("_singleton_plan", None)
 
 
-def check_class(cls: Any) -> None:
+def check_class(cls: Any, name: str) -> None:
     """Refuse bad options of a task class when it is bound; those of the app are looked at when they are needed.
+
+    Arguments:
+        cls: the class.
+        name: of the task.
 
     Raises:
         ConfigurationError: naming task, option and value.
     """
     for base in reversed(cls.__mro__):
-        refuse_unknown(cls.name, vars(base), _KNOWN)
+        refuse_unknown(name, vars(base), _KNOWN)
     given = given_options(cls)
     for option, value in given.items():
         if value is not None:
-            checked(option, value, f"task {cls.name}: {option}")
-    _keys(cls, given["unique_on"], given["lock_key"])
+            checked(option, value, f"task {name}: {option}")
+    _keys(cls, name, given["unique_on"], given["lock_key"])
 
 
-def _keys(cls: Any, unique_on: Any, lock_key: Any) -> KeyPlan:
+def _keys(cls: Any, name: str, unique_on: Any, lock_key: Any) -> KeyPlan:
     try:
         return KeyPlan.of(_parameters(cls), unique_on, lock_key)
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {cls.name}: {error}") from error
+        raise ConfigurationError(f"task {name}: {error}") from error
 
 
 def _parameters(cls: Any) -> inspect.Signature:

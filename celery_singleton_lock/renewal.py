@@ -144,6 +144,7 @@ class Renewer:
         self._board = board
         self._leases: dict[str, Lease] = {}
         self._doubts: dict[str, _Doubt] = {}
+        self._finishing: dict[str, tuple[Claim, float]] = {}  # and when the store is told next that they are
         self._planned = math.inf  # when the thread looks next; infinity while it looks, or sleeps for good
         self._failing = False
         self._mutex = native_lock()
@@ -185,6 +186,18 @@ class Renewer:
             self._doubts[claim.token] = _Doubt(claim, success, time)
             self._loop.wake(time)
 
+    def finishing(self, claim: Claim) -> None:
+        """Let a waiting copy of the message wait until `finished`: the body ended in success, its result is not stored yet."""
+        due = self._clock() + claim.ttl / 3
+        with self._mutex:
+            self._finishing[claim.token] = claim, due
+        self._loop.wake(due)
+
+    def finished(self, claim: Claim) -> None:
+        """The copy is told how the body ended."""
+        with self._mutex:
+            self._finishing.pop(claim.token, None)
+
     def confirm(self, lease: Lease) -> bool:
         """Ask the store whether a lease past its deadline is still owned; if not, it is lost. Called by the body."""
         self._renew([lease], self._body_store, take_again=False)
@@ -200,7 +213,23 @@ class Renewer:
         # A plan is kept though its lease is gone: a stream of short tasks does not wake the thread for each of them.
         idle = planned if planned > time else math.inf
         self._planned = min([lease.due for lease in self._leases.copy().values()], default=idle)
-        return min(self._planned, self._clear_doubts())
+        return min(self._planned, self._clear_doubts(), self._prolong_waits())
+
+    def _prolong_waits(self) -> float:
+        """Tell the store of those that are finishing; answers when that is due next."""
+        for claim, due in list(self._finishing.values()):
+            time = self._clock()
+            if due > time:
+                continue
+            try:
+                self._store.release(claim, True, max(0.01, min(claim.ttl / 6, self._planned - time)))
+                due = time + claim.ttl / 3
+            except StoreError:
+                due = time + claim.ttl / 12
+            with self._mutex:
+                if claim.token in self._finishing:
+                    self._finishing[claim.token] = claim, due
+        return min((due for _, due in list(self._finishing.values())), default=math.inf)
 
     def _clear_doubts(self) -> float:
         """Release what is in doubt until a lease is due; answers when the next is.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
@@ -59,9 +60,12 @@ class SingletonMixin:
             ConfigurationError: an option cannot be used.
         """
         bound = super().bind(app)  # type: ignore[misc]
-        if cls.name and not cls.name.startswith("celery.") and cls.singleton is not False:
-            check_class(cls)
-            throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,)
+        # `Celery.register_task` gives a class without a name one on its instance, after this; a base without `run` is no task.
+        is_task = cls.name or _defined_in(cls, "run") is not Task
+        name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
+        if is_task and not name.startswith("celery.") and cls.singleton is not False:
+            check_class(cls, name)
+            throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = tuple(throws) if DuplicateTask in throws else (*throws, DuplicateTask)
             _install(cls)
             worker.prepare(bound)
@@ -131,7 +135,9 @@ def _guarded(cls: Any) -> Any:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         call = original or Task.__call__
-        if request is None or request.called_directly or hasattr(request, LEASE):
+        # A task may share its stack of requests with a base class, whose body calls it.
+        is_direct = request is None or request.called_directly or get_current_task() is not self
+        if is_direct or hasattr(request, LEASE):
             return call(self, *args, **kwargs)
 
         has_begun = False

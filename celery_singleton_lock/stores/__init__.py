@@ -25,6 +25,7 @@ class Claim:
         token: the attempt's secret.
         ttl: life of the lease in seconds.
         watched: also note which lock the attempt has, for the worker's main process, which knows the attempt alone.
+        redelivered: an earlier delivery of the same message may be running, or has run.
     """
 
     base: str
@@ -35,6 +36,7 @@ class Claim:
     node: str = ""
     pid: int = 0
     watched: bool = False
+    redelivered: bool = False
     #: What a store keeps here, ready to be sent, and what of it for renewals.
     packed: Any = field(default=None, init=False, repr=False, compare=False)
     packed_renewal: Any = field(default=None, init=False, repr=False, compare=False)
@@ -52,7 +54,7 @@ class Claim:
     @property
     def ended(self) -> str:
         """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
-        return f"{self.base}:ended:{self.task_id}"
+        return f"{self.base}:ended:{self.digest}:{self.task_id}"
 
 
 def ran(lock: str) -> str:
@@ -108,7 +110,10 @@ class LockStore(Protocol):
         """
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
-        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`)."""
+        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`).
+
+        The copy waits for a TTL; a release sent again lets it wait for another.
+        """
 
     def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         """Tell a waiting copy of the message whether this attempt ended in success, its result stored."""

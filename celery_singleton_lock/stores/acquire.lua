@@ -1,11 +1,12 @@
 -- Takes a lock where it is free, or this token's already; else tells who has it.
 -- KEYS  1 lock: hash of token, task, node, pid, since (ms), twin   2 attempt: key of its lock, or '' once an operator took it
---       3 ended: 'finishing:<token>' or 'success' of another attempt with the same task id
+--       3 ended: 'finishing:<token>' or 'success' of another attempt with the same task id and signature
 -- ARGV  1 token   2 ttl (ms)   3 task id   4 node   5 pid   6 '1' where the attempt key is wanted
+--       7 '1' where the message was delivered before: for others `ended` says nothing, as a user may use a task id twice
 -- Returns {'granted'} | {'freed'} | {'ended'} | {'held', task id, node, pid, age (ms), remaining (ms)}
 if redis.call('EXISTS', KEYS[2], KEYS[3]) > 0 then
   if redis.call('GET', KEYS[2]) == '' then return {'freed'} end
-  local ended = redis.call('GET', KEYS[3])
+  local ended = ARGV[7] == '1' and redis.call('GET', KEYS[3])
   if ended == 'success' then return {'ended'} end
   if ended then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3])} end
 end

@@ -42,7 +42,7 @@ class MemoryStore:
         with self._mutex:
             if self._alive(claim.attempt, token=""):
                 return Verdict(Answer.FREED)
-            ended = self._alive(claim.ended)
+            ended = self._alive(claim.ended) if claim.redelivered else None
             if ended and ended.token == "success":
                 return Verdict(Answer.ENDED)
             record = ended or self._alive(claim.lock)
@@ -97,7 +97,10 @@ class MemoryStore:
             lock = self._lock_of(claim)
             record = self._alive(lock)
             if record is None or record.token != claim.token:
-                return self._alive(claim.ended, token=f"finishing:{claim.token}") is not None
+                note = self._alive(claim.ended, token=f"finishing:{claim.token}")
+                if note:
+                    note.expires = self._clock() + claim.ttl
+                return note is not None
             del self._records[lock]
             self._records.pop(claim.attempt, None)
             self._records[ran(lock)] = _Record("", self._clock() + claim.ttl)

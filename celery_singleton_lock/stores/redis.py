@@ -66,7 +66,7 @@ class _Script:
 
 
 _SCRIPTS = {
-    "acquire": _Script("acquire", 3, 6),
+    "acquire": _Script("acquire", 3, 7),
     "renew": _Script("renew", 2, 2),
     "retake": _Script("retake", 2, 7),
     "release": _Script("release", 3, 3),
@@ -184,6 +184,7 @@ class RedisStore:
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
         words, place = claim.packed or _words_of(claim), _place(claim.node, claim.pid, claim.watched)
+        place += _YES if claim.redelivered else _NO
         reply = self._run("acquire", words + _packed(claim.task_id) + place, timeout)
         if reply[0] == "granted":
             return _GRANTED

@@ -7,8 +7,9 @@ local lock = KEYS[1]
 if lock == KEYS[2] then lock = redis.call('GET', lock) end
 local finishing = 'finishing:' .. ARGV[1]
 local has = lock and lock ~= '' and redis.call('HMGET', lock, 'token', 'twin') or {}
-if has[1] ~= ARGV[1] then -- another's, or released by this very call before its reply was lost
-  return redis.call('GET', KEYS[3]) == finishing and 1 or 0
+if has[1] ~= ARGV[1] then -- another's, or released before: the copy waits for another TTL
+  if redis.call('GET', KEYS[3]) ~= finishing then return 0 end
+  return redis.call('PEXPIRE', KEYS[3], ARGV[2])
 end
 redis.call('DEL', lock, KEYS[2])
 redis.call('SET', (string.gsub(lock, '^(.*):lock:', '%1:ran:')), '', 'PX', ARGV[2])

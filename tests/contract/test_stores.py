@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -350,7 +351,7 @@ def test_copy_of_a_running_message_waits(store: LockStore, claim: MakeClaim) -> 
 
 def test_copy_between_release_and_result(store: LockStore, claim: MakeClaim) -> None:
     """After a release in success the copy waits on, until the result is stored; other work of the signature runs."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+    first, copy = claim(task_id="same"), claim(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(copy)
     store.release(first, success=True)
@@ -363,14 +364,45 @@ def test_copy_between_release_and_result(store: LockStore, claim: MakeClaim) -> 
 
 def test_copy_after_success_is_dropped(store: LockStore, claim: MakeClaim) -> None:
     """Once the first attempt has ended in success, each copy of the message is told so."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+    first, copy = claim(task_id="same"), claim(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(copy)
     store.release(first, success=True)
     store.settle(first, success=True)
     assert store.acquire(copy).answer is Answer.ENDED
-    assert store.acquire(claim(task_id="same")).answer is Answer.ENDED
+    assert store.acquire(claim(task_id="same", redelivered=True)).answer is Answer.ENDED
     assert granted(store, claim())
+
+
+@pytest.mark.parametrize("other", [{"redelivered": False}, {"redelivered": True, "digest": "other"}])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_task_id_that_is_used_again(
+    store: LockStore, claim: MakeClaim, other: dict[str, Any], is_settled: bool
+) -> None:
+    """New work under the task id of an ended one runs: a first delivery, or one of other arguments."""
+    first, copy = claim(task_id="same"), claim(task_id="same")
+    store.acquire(first)
+    store.acquire(copy)
+    store.release(first, success=True)
+    if is_settled:
+        store.settle(first, success=True)
+    assert granted(store, claim(task_id="same", **other))
+
+
+def test_copy_waits_while_the_result_is_being_stored(backing: Backing, claim: MakeClaim) -> None:
+    """A release sent again lets a waiting copy wait for another TTL; after the outcome is known it changes nothing."""
+    first, copy = claim(task_id="same", ttl=5.0), claim(task_id="same", redelivered=True)
+    store = backing.store
+    store.acquire(first)
+    store.acquire(copy)
+    for _ in range(3):
+        assert store.release(first, success=True)
+        backing.wait(4.0)
+        assert store.acquire(copy).answer is Answer.HELD
+    store.settle(first, success=True)
+    assert not store.release(first, success=True)
+    backing.wait(6.0)
+    assert store.acquire(copy).answer is Answer.ENDED
 
 
 def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
@@ -531,7 +563,7 @@ def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, b
     names = set(backing.keys())
     store.release(first, success=True)
     names |= set(backing.keys())
-    assert {f"{base}:{name}" for name in ("lock:d", "ran:d", f"attempt:{first.token}", "ended:same")} == names
+    assert {f"{base}:{name}" for name in ("lock:d", "ran:d", f"attempt:{first.token}", "ended:d:same")} == names
 
 
 def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:

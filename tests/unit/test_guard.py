@@ -299,7 +299,7 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
             raise ValueError("failed")
 
     claims: list[Claim] = []
-    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1")
+    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
     guard.runtime_of(task.app).renewer.sweep()
     assert (Answer.ENDED if success else Answer.GRANTED) is store.acquire(copy).answer
@@ -313,7 +313,7 @@ def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singlet
         assert store.acquire(copy).answer is Answer.HELD  # and it waits from now on
         store.settling = [raising(StoreUnavailable("away"))]
 
-    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1")
+    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
     assert store.acquire(copy).answer is Answer.HELD
     guard.runtime_of(task.app).renewer.sweep()
@@ -530,7 +530,7 @@ def test_dropped_copy_is_logged(singleton: Singleton, store: Store, caplog: pyte
     caplog.set_level("INFO", "celery_singleton_lock")
     claim = Claim(plan_of(task).base, plan_of(task).digest((), {}), "first-delivery", 600.0, "id-1")
     store.settle(claim, success=True)
-    assert "IGNORED" == deliver(task).info.state
+    assert "IGNORED" == deliver(task, delivery_info={"redelivered": True}).info.state
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert line.startswith("Task x[id-1] dropped: ")
     assert task.lock_key_for() in line

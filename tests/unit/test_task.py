@@ -37,6 +37,7 @@ Singleton = Callable[..., Any]
 def deliver(task: Any, *args: Any, task_id: str = "id-1", **request: Any) -> Any:
     """Run a task as a worker's process does, without a worker: answers the tracer's (result, info, runtime, retval)."""
     tracer = build_tracer(task.name, task, app=task.app)
+    request.update(request.pop("headers", {}))  # as in a message, where they stand beside Celery's
     return tracer(task_id, args, {}, {"id": task_id, "hostname": "node", "args": args, "kwargs": {}, **request})
 
 
