@@ -129,7 +129,7 @@ def _postpone(task: Any, request: Any, policy: RetryLater, error: Exception) -> 
         return
     delay = shortened(task.app, policy.delay_for(times, waited))
     again = signature_of(task, request, delay, Postponements(times + 1, waited + delay))
-    retry = Retry(exc=error, when=delay, sig=again)
+    retry = Retry(f"Retry in {delay:.1f} s", error, delay, sig=again)  # the reason is in our own line of the log
     is_stored = _store_retry(task, request, error)
     _publish(task, again, error)
     if is_stored:

@@ -97,20 +97,21 @@ def signature_of(task: Any, request: Any, delay: float, postponements: Postponem
         delay: seconds until the message is delivered.
         postponements: what to note in the message.
     """
-    signature = task.signature_from_request(
-        request,
-        countdown=delay,
-        retries=request.retries,
-        headers={**_headers(request), POSTPONED: postponements._asdict()},
-        ignore_result=ignores_result(task, request),
-        argsrepr=request.get("argsrepr"),
-        kwargsrepr=request.get("kwargsrepr"),
-        serializer=_serializer_of(attempt_of(request).content_type) or task.serializer,
-        add_to_parent=False,
+    options = {
         **_properties(request),
-        **({"compression": request.get("compression")} if request.get("compression") else {}),
+        "countdown": delay,
+        "retries": request.retries,
+        "headers": {**_headers(request), POSTPONED: postponements._asdict()},
+        "ignore_result": ignores_result(task, request),
+        "argsrepr": request.get("argsrepr"),
+        "kwargsrepr": request.get("kwargsrepr"),
+        "serializer": _serializer_of(attempt_of(request).content_type) or task.serializer,
+        "add_to_parent": False,
         **_destination(task.app, request),
-    )
+    }
+    if request.get("compression"):
+        options["compression"] = request.get("compression")
+    signature = task.signature_from_request(request, **options)
     signature.options.pop("redelivered", None)  # came with `delivery_info`
     return signature
 
@@ -138,7 +139,7 @@ def _without_dead_letters(headers: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _properties(request: Any) -> dict[str, Any]:
-    """Return the message's properties that the publisher added."""
+    """Return the message's properties that the publisher, or Celery from the publisher's options, has added."""
     return {name: value for name, value in (request.properties or {}).items() if name not in _OWN_PROPERTIES}
 
 

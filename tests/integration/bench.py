@@ -44,8 +44,8 @@ class Bench:
         return next(node for node in self.setup.worker_cluster if node.container.spec.pool == pool)
 
     def job(self, name: str) -> Task:
-        """Return the task ``job.<name>``."""
-        return self.app.tasks[f"job.{name}"]
+        """Return the task ``job.<name>``, or the one of a name with a dot."""
+        return self.app.tasks[name if "." in name else f"job.{name}"]
 
     def other_tag(self, suffix: str) -> str:
         """Return another tag of this test."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, Task, current_task, shared_task, signals
+from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
@@ -270,13 +271,13 @@ class Hooked(SingletonTask):
         self._hook("on_failure", args, kwargs)
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        self._hook("on_retry", args, kwargs)
+        self._hook("on_retry", args, kwargs, why=[type(exc).__name__, *exc.args[:1]])
 
     def after_return(self, status: Any, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         self._hook("after_return", args, kwargs)
 
-    def _hook(self, name: str, args: Any, kwargs: Any) -> None:
-        recorder_of(self.app).note(args[0] if args else kwargs["tag"], "hook", hook=name)
+    def _hook(self, name: str, args: Any, kwargs: Any, **more: Any) -> None:
+        recorder_of(self.app).note(args[0] if args else kwargs["tag"], "hook", hook=name, **more)
 
 
 class RudeCall(SingletonTask):
@@ -333,10 +334,29 @@ class ClassBased(SingletonTask):
         return perform(self, tag, acts, seconds)
 
 
+class Nameless(SingletonTask):
+    """A class-based task whose name Celery makes of its module and class."""
+
+    unique_on = ("tag",)
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+
 @shared_task(bind=True, base=SingletonTask, name="job.shared", unique_on=["tag"])
 def shared(self: Task, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
     """A task that belongs to whatever app there is."""
     return perform(self, tag, acts, seconds)
+
+
+class LateRetries(RedisBackend):
+    """A result backend that stores RETRY only once the task has failed, or after half a second."""
+
+    def _store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        end = time.monotonic() + 0.5
+        while state == "RETRY" and time.monotonic() < end and self.get_state(task_id) != "FAILURE":
+            time.sleep(0.01)
+        return super()._store_result(task_id, result, state, *args, **kwargs)
 
 
 # -- the app -------------------------------------------------------------------------------------
@@ -361,6 +381,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "retry": {"on_duplicate": SOON},
     "retry_default": {"on_duplicate": "retry"},
     "impatient": {"on_duplicate": RetryLater(delay=0.2, jitter=0.0, max_wait=0.7)},
+    "hasty": {"on_duplicate": RetryLater(delay=0.01, jitter=0.0, max_wait=0.01)},
     "raising": {"on_duplicate": "raise"},
     "raise_object": {"on_duplicate": Raise()},
     "callable": {"on_duplicate": lambda task, holder: "raise" if holder.task_id else "skip"},
@@ -411,7 +432,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
     app.conf.update(conf)
     for name, job_options in JOBS.items():
         _add_job(app, name, job_options)
-    for task in (ClassBased, RudeRun, RudeAll):
+    for task in (ClassBased, Nameless, RudeRun, RudeAll):
         app.register_task(task())
     for add in (_add_followers, _add_secret_tasks, _add_by_base, _add_django_task):
         add(app)

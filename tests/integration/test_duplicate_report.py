@@ -140,6 +140,8 @@ class TestHooks:
         names = {event["what"] for event in bench.signals(duplicate.id)}
         assert not names & {"task_success", "task_failure"}
         assert not {"before_start", "on_success", "on_failure"} & set(self.hooks(bench, 1))
+        (why, *_) = (event["why"] for event in bench.events("hook") if event["hook"] == "on_retry")
+        assert ["DuplicateTask", bench.key("hooked_retry")] == why
 
     def test_raise(self, bench: Bench) -> None:
         """A raised duplicate is a failure like others, but the user's code never started."""

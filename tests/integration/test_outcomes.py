@@ -525,6 +525,17 @@ class TestSameTaskId:
         assert states.SUCCESS == result.state
         assert "held" == result.result
 
+    @pytest.mark.parametrize("other_arguments", [False, True])
+    def test_id_used_again(self, bench: Bench, other_arguments: bool) -> None:
+        """New work under the task id of work that has ended runs, though a second delivery of that once waited."""
+        result = self.held_twice(bench, bench.job("skip").si(bench.tag, ["hold", "return"]))
+        bench.let_go()
+        assert "held" == bench.get(result)
+        bench.settle(result.id)
+        tag = bench.other_tag("again") if other_arguments else bench.tag
+        bench.job("skip").apply_async((tag, "return"), task_id=result.id)
+        bench.wait_for("start", tag, 1 if other_arguments else 2)
+
     def test_chain_first_succeeds(self, bench: Bench) -> None:
         """The chain's next step is published once."""
         first = bench.job("skip").si(bench.tag, ["hold", "return"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -318,6 +319,26 @@ def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singlet
     assert store.acquire(copy).answer is Answer.HELD
     guard.runtime_of(task.app).renewer.sweep()
     assert store.acquire(copy).answer is Answer.ENDED
+
+
+def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, store: Store, clock: Ahead) -> None:
+    """However long the hooks after a success take, a copy waits for their end; then it is dropped, and nothing is renewed."""
+
+    class Slow(SingletonTask):
+        def on_success(self, *_: Any, **__: Any) -> None:
+            for _ in range(4):
+                clock.advance(20)
+                guard.runtime_of(task.app).renewer.sweep()
+                assert store.acquire(copy).answer is Answer.HELD
+
+    @singleton(name="x", base=Slow, lock_ttl=30)
+    def task() -> None:
+        assert store.acquire(copy).answer is Answer.HELD  # and it waits from now on
+
+    copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
+    assert deliver(task).info is None
+    assert store.acquire(copy).answer is Answer.ENDED
+    assert math.inf == guard.runtime_of(task.app).renewer.sweep()
 
 
 def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, store: Store, clock: Ahead) -> None:

@@ -107,6 +107,78 @@ def test_nested_direct_calls_are_not_locked(singleton: Singleton) -> None:
     assert_free(task, 3)
 
 
+def test_task_called_from_the_body_of_its_base_is_not_locked(app: Celery) -> None:
+    """A plain task that calls a singleton subclass of its own class calls a function, though both share a stack of requests."""
+
+    class Plain(SingletonTask):
+        name = "plain"
+        singleton = False
+
+        def run(self) -> bool:
+            return bool(app.tasks["child"]())
+
+    class Child(Plain):
+        name = "child"
+        singleton = True
+
+        def run(self) -> bool:
+            return bool(self.lease.protected)
+
+    app.register_task(Plain())
+    app.register_task(Child())
+    assert deliver(app.tasks["plain"]).retval is False
+    assert deliver(app.tasks["child"]).retval is True
+
+
+@pytest.mark.parametrize("throws", [None, (), KeyError, [KeyError]])
+def test_throws_of_the_user(singleton: Singleton, throws: Any) -> None:
+    """``throws`` may be all that Celery takes; a failure stays what it was."""
+
+    @singleton(name="x", throws=throws)
+    def task() -> None:
+        raise ValueError("mine")
+
+    assert "mine" == str(deliver(task).info.retval)
+    assert DuplicateTask in task.throws
+
+
+class TestClassWithoutName:
+    """A class-based task whose name Celery makes when it is registered."""
+
+    def test_is_locked(self, app: Celery) -> None:
+        """Its body runs under a lock, and a duplicate does not run."""
+
+        class Nameless(SingletonTask):
+            def run(self) -> bool:
+                return bool(self.lease.protected)
+
+        task = app.register_task(Nameless())
+        assert task.name.endswith(".Nameless")
+        assert deliver(task).retval is True
+        with hold(task):
+            assert isinstance(deliver(task).info.retval, Ignore)
+
+    def test_bad_option_is_refused(self, app: Celery) -> None:
+        """A wrong option is refused when it is registered, under the name that it would have."""
+
+        class Nameless(SingletonTask):
+            lock_ttl = 0
+
+            def run(self) -> None: ...
+
+        with pytest.raises(ConfigurationError, match=r"Nameless: lock_ttl=0"):
+            app.register_task(Nameless())
+
+    def test_base_without_run_is_no_task(self, app: Celery) -> None:
+        """A base class that names parameters of its subclasses can be asked for its app."""
+
+        class Base(SingletonTask):
+            unique_on = ("account",)
+
+        Base.bind(app)
+        assert Base.app is app
+
+
 def test_map_items_are_not_locked(singleton: Singleton, app: Celery) -> None:
     """Items of map, starmap and chunks are direct calls: none is skipped as a duplicate."""
 

@@ -1,0 +1,36 @@
+"""The state RETRY of a postponed duplicate never overwrites what became of it later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import celery
+import pytest
+
+from celery_singleton_lock import DuplicateTask
+from tests.integration.bench import Bench
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.skipif(
+    celery.VERSION < (5, 7),
+    reason="Celery before 5.7 stores RETRY after the message was published; docs/GUARANTEES.md says so",
+)
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def extra_conf(redis_server: RedisServer) -> dict[str, Any]:
+    return {"result_backend": f"tests.integration.tasks:LateRetries+{redis_server.url(db=1)}"}
+
+
+def test_failure_of_a_quick_copy_stays(bench: Bench) -> None:
+    """A copy that comes back within milliseconds and fails ends in FAILURE, and ``get()`` raises its error."""
+    bench.hold("hasty")
+    duplicate = bench.job("hasty").delay(bench.tag)
+    assert isinstance(bench.error(duplicate), DuplicateTask)
+    bench.settle(duplicate.id)
+    assert "FAILURE" == duplicate.state

@@ -1,0 +1,381 @@
+"""A message that is published again goes to where it came from, with all that it carried, after a delay that its broker keeps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery import signals as celery_signals
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
+from kombu import Exchange, Queue, binding
+from kombu.common import Broadcast
+from kombu.exceptions import EncodeError
+
+from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable, republish
+from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores import Claim
+from celery_singleton_lock.testing import hold
+from tests.unit.test_task import Singleton, deliver
+
+TOPIC = Exchange("tasks", "topic")
+#: As from Datadog, and from Sentry before 2.40.
+NESTED = {"headers": {"x-datadog-trace-id": "17"}, "x-mine": "of the caller", "x-number": 7}
+NOTE = {"times": 2, "waited": 15.0, "looks": 0}
+
+
+@pytest.fixture(autouse=True)
+def _forget_results(app: Celery) -> None:
+    """All apps of a process share the results in memory."""
+    app.backend.client.cache.clear()
+
+
+def published(task: Any, expected: str = "RETRY", queue: str = "celery", **request: Any) -> Any:
+    """Deliver a duplicate; answers the message that is published again."""
+    with task.app.connection_for_write() as connection, connection.SimpleQueue(queue) as found:
+        found.clear()
+        assert expected == deliver(task, **request).info.state
+        return found.get(timeout=5)
+
+
+def hold_as(task: Any, task_id: str) -> None:
+    """Let another delivery of this task id hold the lock."""
+    plan = plan_of(task)
+    runtime_of(task.app).store.acquire(Claim(plan.base, plan.digest((), {}), "first", 600.0, task_id))
+
+
+def request(**given: Any) -> Context:
+    """A request as a worker makes it."""
+    return Context({"id": "id-1", "args": (), "kwargs": {}, **given})
+
+
+def delay_of(message: Any, before: datetime) -> float:
+    """Seconds until the message is due."""
+    return (datetime.fromisoformat(message.headers["eta"]) - before).total_seconds()
+
+
+# -- headers and properties ----------------------------------------------------------------------
+
+
+def test_nested_headers(singleton: Singleton) -> None:
+    """Headers of the caller and those that a tracer nests stay where they were, and postponements are counted."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    with hold(task):
+        headers = published(task, headers={**NESTED, "singleton_postponed": NOTE}).headers
+    own = {name: headers[name] for name in NESTED}
+    assert NESTED == own
+    assert 3 == headers["singleton_postponed"]["times"]
+    assert 15.0 < headers["singleton_postponed"]["waited"]
+
+
+def test_nested_headers_and_a_policy_that_ends(singleton: Singleton) -> None:
+    """``max_wait`` ends the waiting, whatever is nested in the headers."""
+
+    @singleton(name="x", on_duplicate=RetryLater(max_wait=15))
+    def task() -> None: ...
+
+    with hold(task):
+        outcome = deliver(task, headers={**NESTED, "singleton_postponed": NOTE})
+    assert isinstance(outcome.info.retval, DuplicateTask)
+
+
+def test_what_a_receiver_put_on_the_request_does_not_travel(singleton: Singleton) -> None:
+    """An object on the request, as of a receiver of ``task_prerun``, is no header."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    def receive(task: Any, **_: Any) -> None:
+        task.request.session = object()
+
+    celery_signals.task_prerun.connect(receive)
+    try:
+        with hold(task):
+            headers = published(task, headers=NESTED).headers
+    finally:
+        celery_signals.task_prerun.disconnect(receive)
+    assert "session" not in headers
+
+
+@pytest.mark.parametrize("nested", [{}, {"headers": {"x-death": [1], "x-last-death-queue": "q", "x-mine": 1}}])
+def test_dead_letters_are_forgotten(singleton: Singleton, nested: Any) -> None:
+    """RabbitMQ would take a message with the headers of its own dead letters for a cycle, and drop it."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    death = {"x-death": [{"count": 1}], "x-first-death-reason": "expired", "x-mine": 2}
+    with hold(task):
+        headers = published(task, headers={**death, **nested}).headers
+    assert ["x-mine"] == [name for name in headers if name.startswith("x-")]
+    assert not nested or {"x-mine": 1} == headers["headers"]
+
+
+@pytest.mark.parametrize("parent", [None, "parent-1"])
+def test_parent_is_kept(singleton: Singleton, parent: str | None) -> None:
+    """A postponed task is not its own parent, and not its own child."""
+    trails: list[Any] = []
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    def receive(task: Any, **_: Any) -> None:
+        trails.append(list(task.request.children))
+
+    celery_signals.task_postrun.connect(receive)
+    try:
+        with hold(task):
+            message = published(task, parent_id=parent, root_id="root-1")
+    finally:
+        celery_signals.task_postrun.disconnect(receive)
+    assert (parent, "root-1") == (message.headers["parent_id"], message.headers["root_id"])
+    assert [[]] == trails
+
+
+def test_properties_are_kept(singleton: Singleton) -> None:
+    """What a publisher put among the properties, as django-celery-beat the name of a periodic task, is still there."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    properties = {"periodic_task_name": "nightly", "correlation_id": "id-1", "delivery_tag": "old", "argsrepr": "(1,)"}
+    with hold(task):
+        message = published(task, properties=properties)
+    assert "nightly" == message.properties["periodic_task_name"]
+    assert "old" != message.properties["delivery_tag"]
+
+
+# -- destinations --------------------------------------------------------------------------------
+
+
+def use_queues(app: Celery, *queues: Any) -> None:
+    app.conf.task_queues = [Queue("celery"), *queues]
+    app.conf.task_default_queue = "celery"
+
+
+def source(key: str, exchange: str = "tasks") -> dict[str, Any]:
+    return {"delivery_info": {"exchange": exchange, "routing_key": key}}
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [Queue("orders", TOPIC, "orders.#"), Queue("orders", bindings=[binding(TOPIC, "orders.#"), binding(TOPIC, "x")])],
+    ids=["bound", "bindings"],
+)
+def test_topic_exchange(app: Celery, singleton: Singleton, queue: Queue) -> None:
+    """A message of a topic exchange comes back to its queue, though nobody has declared that exchange here."""
+    use_queues(app, queue)
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    with hold(task):
+        message = published(task, queue="orders", **source("orders.new"))
+    assert ("tasks", "orders.new") == (message.delivery_info["exchange"], message.delivery_info["routing_key"])
+
+
+def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
+    """RabbitMQ delivers a delayed message from another exchange; it goes to its own queue, its key without the delay."""
+    quorum = {"x-queue-type": "quorum"}
+    orders = Queue("orders", TOPIC, "orders.#", queue_arguments=quorum)
+    use_queues(app, Queue("other", TOPIC, "other", queue_arguments=quorum), orders)
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    delayed = source("0." * 27 + "1.orders.new", "celery_delayed_delivery")
+    signature = republish.signature_of(task, request(**delayed), 1.0, republish.Postponements())
+    found = signature.options["queue"]
+    assert ("orders", TOPIC, "orders.new") == (found.name, found.exchange, found.routing_key)
+    assert "orders.#" == app.amqp.queues["orders"].routing_key
+
+
+@pytest.mark.parametrize(
+    ("queues", "several"),
+    [
+        ([Broadcast("all")], True),
+        ([Queue("a", Exchange("all", "topic"), "#"), Queue("b", Exchange("all", "topic"), "k")], True),
+        ([Queue("a", Exchange("all"), "k"), Queue("b", Exchange("all"), "k")], True),
+        ([Queue("a", Exchange("all", "topic"), "#"), Queue("b", Exchange("all", "topic"), "other")], False),
+        ([Queue("a", Exchange("all"), "k")], False),
+        ([Queue("a", bindings=[binding(Exchange("all", "topic"), word) for word in "k#"])], False),
+        ([], False),
+    ],
+)
+def test_message_in_several_queues(app: Celery, queues: list[Any], several: bool) -> None:
+    """A message of a fanout exchange, or one that an exchange puts into several queues, is told from others."""
+    use_queues(app, *queues)
+    assert several is republish.goes_to_several_queues(app, request(**source("k", "all")))
+    assert not republish.goes_to_several_queues(app, request(**source("k", "")))
+    assert not republish.goes_to_several_queues(app, request())
+
+
+class TestBroadcast:
+    """One message for all workers is never published again: each would get it again."""
+
+    @pytest.fixture(params=["skip", "retry", "raise"])
+    def task(self, request: pytest.FixtureRequest, app: Celery, singleton: Singleton) -> Any:
+        use_queues(app, Broadcast("all"))
+
+        @singleton(name="x", on_duplicate=request.param)
+        def task() -> None:
+            pytest.fail("must not run")
+
+        return task
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_published(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(app, "send_task", lambda *_, **__: pytest.fail("published"))
+
+    def test_same_message_elsewhere(self, task: Any) -> None:
+        """While one worker runs it, the others drop it, under every policy, and store nothing."""
+        hold_as(task, "id-1")
+        assert "IGNORED" == deliver(task, **source("", "all")).info.state
+        assert "PENDING" == task.AsyncResult("id-1").state
+
+    def test_other_message(self, task: Any) -> None:
+        """A duplicate of another message is skipped where it would be postponed, else as the policy says."""
+        hold_as(task, "other")
+        outcome = deliver(task, **source("", "all"))
+        raises = task.on_duplicate == "raise"
+        assert ("FAILURE" if raises else "IGNORED") == outcome.info.state
+        assert ("FAILURE" if raises else "SUCCESS") == task.AsyncResult("id-1").state
+
+    def test_store_away(self, app: Celery, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A store that is away fails the task at once."""
+
+        def away(*_: Any) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(runtime_of(app).store, "acquire", away)
+        assert isinstance(deliver(task, **source("", "all")).info.retval, StoreUnavailable)
+
+
+# -- delays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [(0.2, 1.0), (1.0, 1.0), (1.2, 2.0), (5.0, 5.0)])
+def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> None:
+    """RabbitMQ delays by whole seconds, at least one."""
+    use_queues(app, Queue("orders", TOPIC, "orders", queue_arguments={"x-queue-type": "quorum"}))
+    assert kept == republish.shortened(app, wanted)
+
+
+@pytest.mark.parametrize(
+    ("broker", "options", "longest"),
+    [
+        ("redis://h/0", {}, 1800.0),
+        (["sentinel://a", "sentinel://b"], {}, 1800.0),
+        ("redis://h/0", {"visibility_timeout": 4}, 2.0),
+        ("sqs://", {}, 900.0),
+        ("amqp://h", {}, float("inf")),
+    ],
+)
+def test_delay_fits_the_visibility_timeout(app: Celery, broker: Any, options: Any, longest: float) -> None:
+    """A message never waits for longer than half the time after which its broker delivers it to somebody else."""
+    app.conf.update(broker_url=broker, broker_transport_options=options)
+    assert longest == republish.longest_delay(app.conf)
+    assert min(7200.0, longest) == republish.shortened(app, 7200.0)
+    assert 0.2 == republish.shortened(app, 0.2)
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
+def test_published_delay_fits(app: Celery, singleton: Singleton, same: bool) -> None:
+    """Both a redelivery's check and a postponement keep to what the broker can do, and count what was really waited."""
+    app.conf.broker_transport_options = {"visibility_timeout": 0.2}
+
+    @singleton(name="x", on_duplicate=RetryLater(delay=60, jitter=0))
+    def task() -> None: ...
+
+    hold_as(task, "id-1" if same else "other")
+    before = datetime.now(timezone.utc)
+    message = published(task, "IGNORED" if same else "RETRY")
+    assert 0.1 <= delay_of(message, before) < 0.2
+    assert (0.0 if same else 0.1) == message.headers["singleton_postponed"]["waited"]
+
+
+# -- publishing fails ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("error", [OSError("away"), EncodeError("cannot"), ValueError("countdown")])
+def test_check_that_cannot_be_published(
+    singleton: Singleton, monkeypatch: pytest.MonkeyPatch, acks_late: bool, error: Exception
+) -> None:
+    """A redelivery of a task that acknowledges late goes back to the broker, whatever kept its check from being published."""
+
+    @singleton(name="x", acks_late=acks_late)
+    def task() -> None: ...
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    hold_as(task, "id-1")
+    monkeypatch.setattr(task.app, "send_task", fail)
+    told = deliver(task).info.retval
+    assert isinstance(told, Reject if acks_late else Ignore)
+    assert not acks_late or told.requeue
+
+
+# -- the state RETRY -----------------------------------------------------------------------------
+
+
+def test_reason_of_a_postponement(app: Celery) -> None:
+    """``on_retry`` and the stored RETRY have the error that says who holds the lock."""
+    seen: list[Any] = []
+
+    class Hooked(SingletonTask):
+        def on_retry(self, exc: Any, *_: Any, **__: Any) -> None:
+            seen.append(exc.args)
+
+    @app.task(base=Hooked, name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    app.finalize()
+    with hold(app.tasks["x"]):
+        retry = deliver(app.tasks["x"]).info.retval
+    assert isinstance(retry, Retry)
+    assert isinstance(retry.exc, DuplicateTask)
+    assert [retry.exc.args] == seen
+    stored = app.AsyncResult("id-1")
+    assert ("RETRY", "held-by-test") == (stored.state, stored.result.holder.task_id)
+
+
+def test_state_that_cannot_be_stored(singleton: Singleton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result backend that is away does not keep a message from being published again."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    real = task.backend.mark_as_retry
+    told: list[Any] = []
+
+    def once_away(*args: Any, **kwargs: Any) -> Any:
+        told.append(args)
+        if len(told) == 1:
+            raise OSError("away")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(task.backend, "mark_as_retry", once_away)
+    with hold(task):
+        published(task)
+    assert "RETRY" == task.AsyncResult("id-1").state
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_ignored_result(singleton: Singleton, ignored: bool) -> None:
+    """A task without a result has no state either; what the message says of that is kept."""
+
+    @singleton(name="x", on_duplicate="retry")
+    def task() -> None: ...
+
+    with hold(task):
+        message = published(task, ignore_result=ignored)
+    assert ("PENDING" if ignored else "RETRY") == task.AsyncResult("id-1").state
+    assert ignored is message.headers["ignore_result"]
