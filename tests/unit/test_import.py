@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+#: Imported only by a worker that uses this pool.
+POOLS = {"eventlet", "gevent", "greenlet"}
 
 PROBE = """
 import socket, threading, signal, sys, _thread
@@ -70,3 +79,24 @@ def test_app_without_singletons_is_left_alone() -> None:
 def test_defining_tasks_connects_to_nothing() -> None:
     """Defining tasks and asking for a key needs no store and starts nothing."""
     probe(OWN_TASK)
+
+
+def imported_by(file: Path) -> set[str]:
+    """Return the top-level names of the modules that a file imports, in functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names}
+
+
+def test_imports_are_required() -> None:
+    """The requirements name each package that the library imports, and no other."""
+    setup = ConfigParser()
+    setup.read(PROJECT / "setup.cfg")
+    required = re.findall(r"^\w+", setup["options"]["install_requires"], re.MULTILINE)
+    imported = set().union(*map(imported_by, (PROJECT / "celery_singleton_lock").rglob("*.py")))
+
+    assert sorted(imported - sys.stdlib_module_names - POOLS - {"celery_singleton_lock"}) == sorted(required)
