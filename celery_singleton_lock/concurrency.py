@@ -69,25 +69,27 @@ class Hub:
     `call` runs them one after the other in a thread of their own; in gevent and eventlet workers each in a new greenlet of the
     thread that made this object: logging and user code hold patched locks there, which a native thread must not wait for.
     `call_in_loop` runs one in the loop's own greenlet, the only place to throw into another greenlet from.
+    `end` gives up what the hub has started, once it has run the callbacks that wait.
     """
 
     def __init__(self) -> None:
         makers = {"gevent": _gevent_calls, "eventlet": _eventlet_calls}
-        self.call, self.call_in_loop = makers.get(green(), _thread_calls)()
+        self.call, self.call_in_loop, self.end = makers.get(green(), _thread_calls)()
 
 
 Caller = Callable[[Callback], None]
+Calls = tuple[Caller, Caller, Callable[[], None]]
 
 
-def _thread_calls() -> tuple[Caller, Caller]:
-    waiting: SimpleQueue[Callback] = SimpleQueue()
+def _thread_calls() -> Calls:
+    waiting: SimpleQueue[Callback | None] = SimpleQueue()
     started: list[bool] = []
     mutex = native_lock()
 
     def run() -> None:
-        while True:
+        while (callback := waiting.get()) is not None:
             with suppress(BaseException):  # an error in a user's log filter, say
-                waiting.get()()
+                callback()
 
     def call(callback: Callback) -> None:
         waiting.put(callback)
@@ -96,17 +98,27 @@ def _thread_calls() -> tuple[Caller, Caller]:
                 start_native_thread(run)
                 started.append(True)
 
-    return call, call
+    def end() -> None:
+        with mutex:
+            if started:
+                waiting.put(None)
+                started.clear()
+
+    return call, call, end
 
 
-def _gevent_calls() -> tuple[Caller, Caller]:
+def _gevent_calls() -> Calls:
     import gevent
 
     loop = gevent.get_hub().loop
-    return lambda callback: loop.run_callback_threadsafe(gevent.spawn, callback), loop.run_callback_threadsafe
+    return (
+        lambda callback: loop.run_callback_threadsafe(gevent.spawn, callback),
+        loop.run_callback_threadsafe,
+        lambda: None,
+    )
 
 
-def _eventlet_calls() -> tuple[Caller, Caller]:
+def _eventlet_calls() -> Calls:
     import eventlet
     from eventlet.green import socket
 
@@ -119,10 +131,11 @@ def _eventlet_calls() -> tuple[Caller, Caller]:
         while reader.recv(64):
             while waiting:
                 eventlet.spawn_n(waiting.popleft())
+        reader.close()
 
     def call(callback: Callback) -> None:
         waiting.append(callback)
         write(writer.fileno(), b"x")  # one byte into a near-empty buffer never blocks
 
     eventlet.spawn_n(agent)
-    return call, lambda callback: call(lambda: schedule(0, callback))
+    return call, lambda callback: call(lambda: schedule(0, callback)), writer.close

@@ -57,7 +57,7 @@ class Loop:
         self._clock = clock
         self._alarm = Alarm()
         self._mutex = native_lock()
-        self._started = False
+        self._started = self._ended = False
         self._next = math.inf  # only spares needless alarms: each step finds out for itself what is due
 
     def wake(self, at: float) -> None:
@@ -65,14 +65,22 @@ class Loop:
         if at >= self._next:
             return
         with self._mutex:
+            if self._ended:
+                return
             if not self._started:
                 start_native_thread(self._run)
                 self._started = True
         self._next = at
         self._alarm.set()
 
+    def end(self) -> None:
+        """End the thread for good, after the step that it may be at."""
+        with self._mutex:
+            self._ended = True
+        self._alarm.set()
+
     def _run(self) -> None:
-        while True:
+        while not self._ended:
             try:
                 self._turn()
             except BaseException as error:  # whatever it is, leases must go on being renewed
@@ -88,6 +96,8 @@ class Loop:
             # No longer than a second: the wait does not count the time that a machine is suspended.
             if self._alarm.wait(None if left == math.inf else min(left, 1.0)):
                 break
+        if self._ended:
+            return
         self._next = math.inf
         self._next = self._step()
 
@@ -202,6 +212,10 @@ class Renewer:
         """Ask the store whether a lease past its deadline is still owned; if not, it is lost. Called by the body."""
         self._renew([lease], self._body_store, take_again=False)
         return lease.held
+
+    def end(self) -> None:
+        """Renew nothing from now on; the thread ends."""
+        self._loop.end()
 
     def sweep(self) -> float:
         """Renew what is due or nearly so; answers when the next is due."""

@@ -50,6 +50,12 @@ class Runtime:
 
         return Watcher(self.store, self.board)
 
+    def end(self) -> None:
+        """End the threads of a runtime that no body uses any more, and close its connections."""
+        self.renewer.end()
+        self.hub.end()
+        self.store.close()
+
     def forget(self) -> None:
         """Give up file descriptors that came with a fork."""
         watcher = self.__dict__.pop("watcher", None)

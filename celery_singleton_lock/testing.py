@@ -18,6 +18,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.plan import forget_plans, plan_of
 from celery_singleton_lock.runtime import Runtime, replace_runtime, runtime_of
 from celery_singleton_lock.stores import Answer, Claim
+from celery_singleton_lock.task import SingletonMixin
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
 
@@ -31,12 +32,14 @@ def memory_store(app: Any) -> Iterator[None]:
     """
     earlier = {name: app.conf.get(name) for name in _CHANGED}
     app.conf.update(_CHANGED)
-    before = replace_runtime(app, Runtime(Settings("memory://")))
+    runtime = Runtime(Settings("memory://"))
+    before = replace_runtime(app, runtime)
     forget_plans(app)
     try:
         yield
     finally:
         replace_runtime(app, before)
+        runtime.end()
         app.conf.update(earlier)
         forget_plans(app)
 
@@ -51,7 +54,9 @@ def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
 
     Raises:
         AssertionError: it is held already.
+        TypeError: the task takes no lock.
     """
+    _refuse_plain(task)
     plan = plan_of(task)
     claim = Claim(
         plan.base, plan.digest(args, kwargs), os.urandom(16).hex(), 3600.0, "held-by-test", "test", os.getpid()
@@ -70,7 +75,9 @@ def assert_held(task: Any, *args: Any, **kwargs: Any) -> Holder:
 
     Raises:
         AssertionError: it is free.
+        TypeError: the task takes no lock.
     """
+    _refuse_plain(task)
     holder: Holder | None = task.lock_holder(*args, **kwargs)
     assert holder is not None, f"{task.lock_key_for(*args, **kwargs)} is free"
     return holder
@@ -81,6 +88,18 @@ def assert_free(task: Any, *args: Any, **kwargs: Any) -> None:
 
     Raises:
         AssertionError: it is held.
+        TypeError: the task takes no lock.
     """
+    _refuse_plain(task)
     holder = task.lock_holder(*args, **kwargs)
     assert holder is None, f"{task.lock_key_for(*args, **kwargs)} is held by {holder}"
+
+
+def _refuse_plain(task: Any) -> None:
+    name = getattr(task, "name", task)
+    if not isinstance(task, SingletonMixin):
+        raise TypeError(f"{name} takes no lock: it is no task with the base SingletonTask")
+    if name.startswith("celery."):
+        raise TypeError(f"{name} takes no lock: Celery's own tasks are always plain")
+    if not plan_of(task).options.singleton:
+        raise TypeError(f"{name} takes no lock: its option singleton is False")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.testing import assert_free, assert_held, hold, memory_store
+from tests.servers import until
 from tests.unit.conftest import MakeApp
 
 
@@ -117,3 +125,172 @@ def test_policies_can_be_tested(make_app: MakeApp) -> None:
     loud = app.task(base=SingletonTask, name="loud", on_duplicate="raise")(sync_account)
     with memory_store(app), hold(loud, 1):
         assert "DuplicateTask" == type(loud.apply((1,)).result).__name__
+
+
+# -- what a use leaves behind --------------------------------------------------------------------
+
+
+def native_threads() -> int:
+    """How many threads the operating system sees in this process, those unknown to `threading` included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def memory_stores() -> int:
+    gc.collect()
+    return sum(isinstance(one, MemoryStore) for one in gc.get_objects())
+
+
+def test_nothing_is_left_behind(make_app: MakeApp) -> None:
+    """However often it is used, no thread and no store stays; each use has had both of its threads."""
+    app = redis_app(make_app)
+    sync = app.tasks["sync"]
+    threads, stores = native_threads(), memory_stores()
+    for _ in range(50):
+        with memory_store(app):
+            assert "synced 42" == sync.apply((42,)).result
+            runtime_of(app).hub.call(bool)
+            assert native_threads() >= threads + 2
+        until(lambda: native_threads() <= threads, "its threads have ended")
+    assert stores == memory_stores()
+
+
+def test_nested_use_ends_only_its_own(make_app: MakeApp) -> None:
+    """The end of an inner block leaves the outer one's leases renewed and its callbacks called."""
+    app = redis_app(make_app)
+    sync = app.tasks["sync"]
+    threads = native_threads()
+    with memory_store(app):
+        with memory_store(app):
+            sync.apply((42,))
+        sync.apply((42,))
+        told: list[int] = []
+        runtime_of(app).hub.call(lambda: told.append(1))
+        until(lambda: told)
+    until(lambda: native_threads() <= threads, "the threads of both have ended")
+
+
+GREEN = """
+import {library}
+{patch}
+import os, time
+from celery import Celery
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.testing import memory_store
+
+app = Celery("green", broker="memory://", backend="cache+memory://")
+
+@app.task(base=SingletonTask)
+def work():
+    return 1
+
+def counted():
+    return sum(len(os.listdir("/proc/self/" + kind)) for kind in ("task", "fd"))
+
+def use():
+    with memory_store(app):
+        assert work.apply().result == 1
+        told = []
+        runtime_of(app).hub.call(lambda: told.append(1))
+        while not told:
+            time.sleep(0.001)
+
+use()
+before = counted()
+for _ in range(20):
+    use()
+deadline = time.monotonic() + 10
+while not (over := counted() <= before) and time.monotonic() < deadline:
+    time.sleep(0.01)
+print(over, counted(), before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "patch"),
+    [
+        ("gevent.monkey", "gevent.monkey.patch_all()"),
+        ("eventlet", "eventlet.monkey_patch()"),
+    ],
+)
+def test_nothing_is_left_behind_in_green_processes(library: str, patch: str) -> None:
+    """So it is where gevent or eventlet has patched the process: no thread and no file descriptor stays."""
+    code = GREEN.format(library=library, patch=patch)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.stdout.startswith("True"), ended.stdout + ended.stderr
+
+
+class TestInFixtures:
+    """Fixtures of several scopes may each use it."""
+
+    @pytest.fixture
+    def outer(self, make_app: MakeApp) -> Iterator[Any]:
+        app = redis_app(make_app)
+        with memory_store(app), hold(app.tasks["sync"], 1):
+            yield app
+            assert_held(app.tasks["sync"], 1)
+
+    @pytest.fixture
+    def inner(self, outer: Any) -> Iterator[Any]:
+        with memory_store(outer), hold(outer.tasks["sync"], 2):
+            yield outer
+            assert_free(outer.tasks["sync"], 1)
+
+    @pytest.mark.parametrize("number", range(3))
+    def test_use(self, outer: Any, inner: Any, number: int) -> None:
+        sync = inner.tasks["sync"]
+        assert_free(sync, 1)
+        assert sync.apply((2,)).result is None
+        with memory_store(inner):
+            assert "synced 2" == sync.apply((2,)).result
+
+
+# -- tasks that take no lock ---------------------------------------------------------------------
+
+
+def plain_task(app: Any) -> Any:
+    return app.task(name="plain")(sync_account)
+
+
+def switched_off(app: Any) -> Any:
+    return app.task(base=SingletonTask, name="off", singleton=False)(sync_account)
+
+
+def switched_off_below(app: Any) -> Any:
+    class Locked(SingletonTask):
+        name = "locked"
+
+        def run(self, account: int) -> None: ...
+
+    app.register_task(Locked())
+    return app.register_task(type("Off", (Locked,), {"name": "off", "singleton": False})())
+
+
+def switched_off_by_setting(app: Any) -> Any:
+    app.conf.singleton_singleton = False
+    return app.task(base=SingletonTask, name="off")(sync_account)
+
+
+def celerys_own(app: Any) -> Any:
+    return app.task(base=SingletonTask, name="celery.sync")(sync_account)
+
+
+def bare_function(app: Any) -> Any:
+    return sync_account
+
+
+@pytest.mark.parametrize(
+    "make", [plain_task, switched_off, switched_off_below, switched_off_by_setting, celerys_own, bare_function]
+)
+def test_task_without_a_lock_is_refused(make_app: MakeApp, make: Callable[[Any], Any]) -> None:
+    """A task that takes no lock can be neither held nor found held or free: the refusal names it and says why."""
+    app = redis_app(make_app)
+    task = make(app)
+    name = getattr(task, "name", "sync_account")
+    with memory_store(app):
+        with pytest.raises(TypeError, match=f"{name}.* no lock"), hold(task, 42):
+            pass
+        with pytest.raises(TypeError, match=f"{name}.* no lock"):
+            assert_held(task, 42)
+        with pytest.raises(TypeError, match=f"{name}.* no lock"):
+            assert_free(task, 42)
