@@ -6,7 +6,9 @@ A forked child is sent a number, of which both processes make the token: what th
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 #: Where a request carries its attempt: among the message's properties, which no retry publishes again.
@@ -38,6 +40,14 @@ class Attempt:
     content_type: str | None = None
     events: bool = False
     watched: bool = False
+    #: Whether the process that runs the body has it.
+    arrived: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Callable[..., Attempt], tuple[Any, ...]]:
+        """Pickle the token on the way to the child that runs the body; any other copy is an attempt of its own."""
+        if self.watched and not self.arrived:
+            return Attempt, (self.token, self.content_type, self.events, self.watched)
+        return partial(Attempt, content_type=self.content_type, events=self.events), ()
 
 
 def share_secret() -> None:
@@ -63,4 +73,7 @@ def attempt_of(request: Any) -> Attempt:
     if isinstance(found, tuple):
         content_type, events, number = found
         return Attempt(token_of(number), content_type, events, watched=True)
-    return found if isinstance(found, Attempt) else Attempt()
+    if not isinstance(found, Attempt):
+        return Attempt()
+    found.arrived = True
+    return found

@@ -40,6 +40,10 @@ class Lease:
     def __repr__(self) -> str:
         return f"<Lease {self.key} {'held' if self.held else 'not held'}>"
 
+    def __reduce__(self) -> tuple[type[Lease], tuple[str]]:
+        """Return how to make a copy or a pickle: of the key alone, with no lock, as the lock belongs to one body."""
+        return Lease, (self.key,)
+
     def granted(self, sent_at: float, confirm: Callable[[Lease], bool]) -> None:
         """The store said yes to a call that was sent then; `confirm` asks it whether that still holds."""
         self._confirm = confirm

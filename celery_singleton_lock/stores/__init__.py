@@ -41,6 +41,10 @@ class Claim:
     packed: Any = field(default=None, init=False, repr=False, compare=False)
     packed_renewal: Any = field(default=None, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Make every copy and pickle None: a copied request has nothing to release, and no token."""
+        return type(None), ()
+
     @property
     def lock(self) -> str:
         """Key of the lock."""

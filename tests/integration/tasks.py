@@ -7,10 +7,12 @@ so a test can send a duplicate that would do something else.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import math
 import os
+import pickle
 import re
 import signal
 import sys
@@ -171,6 +173,15 @@ def _die(task: Task, tag: str, seconds: float) -> str:
     return "dead"
 
 
+def _copy_request(task: Task, tag: str, seconds: float) -> str:
+    """Copy and pickle all that the request has, as code that logs or forwards requests does."""
+    lease, request = task.lease, task.request.__dict__
+    copied, pickled = copy.deepcopy(request), pickle.dumps(request)
+    shown = f"{copied} {pickle.loads(pickled)}".encode() + pickled + pickle.dumps(copied)
+    assert lease.held
+    return "a token was shown" if lease.claim.token.encode() in shown else "copied"
+
+
 def _return(task: Task, tag: str, seconds: float) -> str:
     return "done"
 
@@ -193,6 +204,7 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _retry,
         _exit,
         _die,
+        _copy_request,
         _return,
     )
 }

@@ -160,3 +160,8 @@ def test_store_away(bench: Bench, leaks: Leaks, own_store: RedisServer) -> None:
     assert found == []
     bench.let_go()
     result.get(timeout=30)
+
+
+def test_copied_request(bench: Bench) -> None:
+    """A body can copy and pickle its request; the token of its lease is in neither."""
+    assert "copied" == bench.get(bench.job("skip").delay(bench.tag, "copy_request"))

@@ -49,3 +49,8 @@ def test_killed(bench: Bench) -> None:
     bench.hold("shared")
     bench.kill_body(bench.starts()[0])
     until(lambda: not bench.is_locked("shared"), "the lease is freed", TTL / 3)
+
+
+def test_copied_request(bench: Bench) -> None:
+    """Nor does a body in such a child show its token when it copies or pickles its request."""
+    assert "copied" == bench.get(bench.job("shared").delay(bench.tag, "copy_request"))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+from celery.app.task import Context
 
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
+from celery_singleton_lock.attempt import PROPERTY, Attempt, attempt_of
 from celery_singleton_lock.stores import Claim
 from tests.unit.conftest import Clock
 
@@ -84,3 +90,51 @@ def test_token_is_not_shown(clock: Clock) -> None:
     lease = granted(clock)
     assert CLAIM.token not in f"{lease!r} {lease} {lease.key}"
     assert CLAIM.token not in f"{CLAIM!r} {CLAIM}"
+
+
+# -- copies --------------------------------------------------------------------------------------
+
+COPIES = [copy.copy, copy.deepcopy, *(lambda one, p=p: pickle.loads(pickle.dumps(one, p)) for p in range(6))]
+every_copy = pytest.mark.parametrize("copied", COPIES)
+
+
+@every_copy
+def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None:
+    """A copy of a lease has its key, is not protected and has nothing to lose or release; the lease stays as it is."""
+    lease = granted(clock)
+    other = copied(lease)
+    assert (lease.key, False, False, 0.0) == (other.key, other.protected, other.held, other.remaining)
+    assert (None, False) == (other.claim, other.owned)
+    other.ensure()
+    assert lease.held
+
+
+@pytest.mark.parametrize("copied", COPIES[1:])
+@pytest.mark.parametrize("watched", [False, True])
+def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], Any]) -> None:
+    """What guards hide in a request can be copied: the copy has nothing to release, and is another attempt."""
+    attempt = Attempt(content_type="application/json", events=True, watched=watched)
+    request = {"_singleton_lease": granted(clock), "_singleton_left": CLAIM, "properties": {PROPERTY: attempt}}
+    assert attempt is attempt_of(Context(request))
+    other = copied(request)
+    assert other["_singleton_left"] is None
+    found = attempt_of(Context(other))
+    assert attempt.token != found.token
+    assert ("application/json", True, False) == (found.content_type, found.events, found.watched)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
+    """No pickle of what a body can reach has the token in it, not even after the store has packed it."""
+    claim, attempt = Claim(*(getattr(CLAIM, name) for name in ("base", "digest", "token", "ttl"))), Attempt()
+    claim.packed = claim.packed_renewal = CLAIM.token
+    lease = Lease(claim.lock, claim)
+    written = pickle.dumps([lease, claim, attempt], protocol)
+    for token in (claim.token, attempt.token):
+        assert token.encode() not in written
+
+
+def test_attempt_reaches_a_spawned_child() -> None:
+    """On its way to the process that runs the body an attempt is pickled with its token."""
+    attempt = Attempt(watched=True)
+    assert attempt == pickle.loads(pickle.dumps(attempt))
