@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -79,6 +79,10 @@ def _refused(where: str, why: str) -> SignatureError:
     )
 
 
+def _name(value: Any) -> str:
+    return type(value).__qualname__
+
+
 def _encode(form: Any) -> str:
     try:
         return _json(form)
@@ -110,14 +114,14 @@ def _subclass(value: Any, where: str, depth: int) -> Any:
 
 def _container(value: Any, where: str, depth: int) -> Any:
     if depth >= MAX_DEPTH:
-        raise _refused(where, f"a {type(value).__qualname__} that is nested more than {MAX_DEPTH} deep has no key")
+        raise _refused(where, f"a value of type {_name(value)} that is nested more than {MAX_DEPTH} deep has no key")
     if isinstance(value, (list, tuple)):
         return ["list", *[x if type(x) in _AS_IS else canonical(x, where, depth + 1) for x in value]]
     if isinstance(value, (dict, Mapping)):  # of an abstract class alone the answer takes long
         return ["dict", _members(value, where, depth + 1)]
     if isinstance(value, (set, frozenset)):
         return ["set", *sorted((canonical(item, where, depth + 1) for item in value), key=_encode)]
-    raise _refused(where, f"a {type(value).__qualname__} has no stable form to make a key of")
+    raise _refused(where, f"a value of type {_name(value)} has no stable form to make a key of")
 
 
 def _members(value: Mapping[Any, Any], where: str, depth: int) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def _json_key(key: Any, where: str) -> str:
         return {None: "null", True: "true", False: "false"}[key]
     if isinstance(key, (int, float)):
         return _encode(canonical(key, where))
-    raise _refused(where, f"a {type(key).__qualname__} cannot be a dict key in JSON")
+    raise _refused(where, f"a value of type {_name(key)} cannot be a dict key in JSON")
 
 
 def digest(form: Any) -> str:
@@ -166,18 +170,24 @@ class Binder:
         signature: the parameters.
 
     Attributes:
+        names: of all parameters.
+        single: of those that take one argument.
         absent: by name, what a parameter that is not passed has.
+        extra_args, extra_kwargs: names of ``*args`` and ``**kwargs``, empty where there is none.
     """
 
     def __init__(self, signature: inspect.Signature) -> None:
         parameters = signature.parameters.values()
         nothing = signature.bind_partial()
         nothing.apply_defaults()
+        self.names = list(signature.parameters)
         self.absent = nothing.arguments
+        self.extra_args = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+        self.extra_kwargs = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), "")
+        self.single = [name for name in self.names if name not in (self.extra_args, self.extra_kwargs)]
         self._signature = signature
         self._is_plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) for p in parameters)
         self._positional = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-        self._names = list(signature.parameters)
         self._required = {p.name for p in parameters if p.default is p.empty}
 
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -190,10 +200,85 @@ class Binder:
             named = dict(zip(self._positional, args, strict=False))
             if kwargs:
                 given = {**named, **kwargs}
-                named = {name: given[name] for name in self._names if name in given}
+                named = {name: given[name] for name in self.names if name in given}
             if len(named) == len(args) + len(kwargs) and self._required <= named.keys():
                 return named
         return self._signature.bind(*args, **kwargs).arguments
+
+    def named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of these arguments that have a name of their own, the content of ``**kwargs`` included."""
+        own = {name: arguments[name] for name in self.single if name in arguments}
+        return {**arguments.get(self.extra_kwargs, {}), **own}
+
+
+@dataclass(frozen=True)
+class KeyFunction:
+    """A `lock_key` that is a callable, and what it is called with: arguments by name, defaults filled in.
+
+    Arguments:
+        call: the callable.
+        signature: its parameters.
+        own: their names.
+        names: the task's parameters in their order, without ``*args`` and ``**kwargs``.
+        defaults: by name, the defaults of those that have one.
+    """
+
+    call: Callable[..., str]
+    signature: inspect.Signature
+    own: Binder
+    names: Sequence[str]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, call: Callable[..., str], binders: Sequence[Binder]) -> KeyFunction:
+        """Check what the callable needs against the parameters of the task.
+
+        Raises:
+            ConfigurationError: the task does not have what it needs; the text starts with option and value.
+        """
+        try:
+            signature = inspect.signature(call)
+        except (TypeError, ValueError) as error:  # of some builtins
+            raise ConfigurationError(f"lock_key={call!r}: its parameters are unknown, put it in a function") from error
+        own, names = Binder(signature), [name for binder in binders for name in binder.single]
+        for name in own.single:
+            if name in names or name in own.absent:
+                continue
+            if name in ("self", "cls"):
+                raise ConfigurationError(
+                    f"lock_key={call!r}: it gets the arguments of the task and no {name!r}, make it a staticmethod"
+                )
+            if not any(binder.extra_kwargs for binder in binders):
+                raise ConfigurationError(f"lock_key={call!r}: it needs {name!r}, which is no parameter of the task")
+        defaults = {name: value for one in binders for name, value in one.absent.items() if name in names}
+        return cls(call, signature, own, names, defaults)
+
+    def key(self, named: Mapping[str, Any], extra: Sequence[Any], hidden: bool = False) -> str:
+        """The key of a call.
+
+        Arguments:
+            named: its arguments by name.
+            extra: those without a name.
+            hidden: some of `extra` may belong to parameters that have a name.
+
+        Raises:
+            SignatureError: the callable needs what is not passed by name, or returns no `str`, or a long one.
+        """
+        known = dict(named) if hidden else {**self.defaults, **named}
+        rest = {name: known[name] for name in (*self.names, *known) if name in known}
+        given: dict[str, Any] = {}
+        for name in self.own.single:
+            if name in rest:
+                given[name] = rest.pop(name)
+            elif name not in self.own.absent or (hidden and name in self.names):
+                raise SignatureError(f"parameter {name!r}: lock_key needs it, and the call does not pass it by name")
+        if self.own.extra_kwargs:
+            given[self.own.extra_kwargs], rest = rest, {}
+        if self.own.extra_args:
+            given[self.own.extra_args] = (*rest.values(), *extra)
+        bound = inspect.BoundArguments(self.signature, given)
+        bound.apply_defaults()
+        return _checked(self.call(*bound.args, **bound.kwargs))
 
 
 @dataclass(frozen=True)
@@ -202,17 +287,21 @@ class KeyPlan:
 
     Arguments:
         binder: gives the arguments their names, as parameters of `run` that the caller sees.
+        shown: the same for a decorator of `run` that has parameters of its own, or None.
+        absent: by name, what a parameter that is not passed has.
         defaults: encoded forms of the defaults.
         unique_on: names of the parameters that count, or None for all.
-        lock_key: a template or a callable that makes the key instead, or None.
-        template: the parts of the template, if it is one.
+        template: the parts of a template that makes the key instead, or None.
+        function: makes the key instead, or None.
     """
 
     binder: Binder
+    shown: Binder | None
+    absent: Mapping[str, Any]
     defaults: Mapping[str, Any]
     unique_on: Sequence[str] | None = None
-    lock_key: str | Callable[..., str] | None = None
-    template: Sequence[Part] = ()
+    template: Sequence[Part] | None = None
+    function: KeyFunction | None = None
 
     @classmethod
     def of(
@@ -220,40 +309,98 @@ class KeyPlan:
         signature: inspect.Signature,
         unique_on: str | Sequence[str] | None = None,
         lock_key: str | Callable[..., str] | None = None,
+        shown: inspect.Signature | None = None,
     ) -> KeyPlan:
         """Check the options against the parameters.
 
+        Arguments:
+            signature: the parameters of the task.
+            unique_on, lock_key: the options.
+            shown: the parameters of a decorator around it, which a call has to fit.
+
         Raises:
-            ConfigurationError: a name is no parameter, or the template is not plain; the text starts with option and value.
+            ConfigurationError: an option cannot be used; the text starts with option and value.
         """
         names = [unique_on] if isinstance(unique_on, str) else unique_on
         if names is not None and not (isinstance(names, (list, tuple, set, frozenset)) and _all_str(names)):
             raise ConfigurationError(f"unique_on={unique_on!r} must be names of parameters")
-        _known(names or (), signature, f"unique_on={unique_on!r}")
-        template = _parts(lock_key) if isinstance(lock_key, str) else ()
-        _known([name for _, name in template if name is not None], signature, f"lock_key={lock_key!r}")
-        if not isinstance(lock_key, str) and lock_key is not None and not callable(lock_key):
+        if lock_key == "" or not (lock_key is None or isinstance(lock_key, str) or callable(lock_key)):
             raise ConfigurationError(f"lock_key={lock_key!r} must be a template or a callable")
-        chosen = None if names is None else tuple(sorted(set(names)))
-        return cls(Binder(signature), _canonical_defaults(signature), chosen, lock_key, template)
+        if names is not None and lock_key is not None:
+            raise ConfigurationError(f"unique_on={unique_on!r} with lock_key={lock_key!r}: give one of them")
+        signatures = [signature] if shown is None else [signature, shown]
+        binders = [Binder(one) for one in signatures]
+        parameters = {name for binder in binders for name in binder.names}
+        _known(names or (), parameters, f"unique_on={unique_on!r}")
+        template = _parts(lock_key) if isinstance(lock_key, str) else None
+        _known(_fields(template or ()), parameters, f"lock_key={lock_key!r}")
+        return cls(
+            binders[0],
+            binders[1] if shown else None,
+            {name: value for binder in binders for name, value in binder.absent.items()},
+            {name: form for one in signatures for name, form in _canonical_defaults(one).items()},
+            None if names is None else tuple(sorted(set(names))),
+            template,
+            KeyFunction.of(lock_key, binders) if callable(lock_key) else None,
+        )
 
     def form(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The canonical form of a call.
 
         Raises:
             TypeError: the call does not fit the parameters.
-            SignatureError: an argument that counts has no stable form.
+            SignatureError: an argument that counts has no stable form, or is hidden by a decorator.
         """
-        if callable(self.lock_key):
-            return ["key", _checked(self.lock_key(*args, **kwargs))]
-        if self.lock_key is None:
-            return ["call", self._counting(self.binder.arguments(args, kwargs))]
-        return ["template", *_filled(self.template, {**self.binder.absent, **self.binder.arguments(args, kwargs)})]
+        if self.shown is None:
+            bound = self.binder.arguments(args, kwargs)
+        else:
+            shown = self.shown.arguments(args, kwargs)
+            behind = self._behind(self.shown, shown, args, kwargs)
+            if behind is None:
+                return self._shown_form(self.shown, shown)
+            bound = behind
+        if self.function is not None:
+            extra = bound.get(self.binder.extra_args, ())
+            return ["key", self.function.key(self.binder.named(bound), extra)]
+        if self.template is not None:
+            return ["template", *_filled(self.template, {**self.absent, **bound})]
+        return ["call", self._counting(bound)]
+
+    def _behind(
+        self, binder: Binder, shown: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """The arguments as a decorator passes them on that changes none; None where this one must change some.
+
+        That is: the call does not fit the function behind the decorator, or both have a name for different arguments.
+        """
+        try:
+            bound = self.binder.arguments(args, kwargs)
+        except TypeError:
+            return None
+        both = [name for name in binder.single if name in shown]
+        return bound if all(name in bound and bound[name] is shown[name] for name in both) else None
+
+    def _shown_form(self, binder: Binder, shown: Mapping[str, Any]) -> Any:
+        """The form of a call whose arguments a decorator changes: only what is passed by name is sure to be that."""
+        if self.function is None and self.template is None and self.unique_on is None:
+            return ["decorated", self._counting(shown)]
+        named, extra = binder.named(shown), shown.get(binder.extra_args, ())
+        if self.function is not None:
+            return ["key", self.function.key(named, extra, hidden=bool(extra))]
+        for name in self.unique_on or _fields(self.template or ()):
+            if name not in named and (extra or name not in self.absent):
+                raise SignatureError(
+                    f"parameter {name!r}: a decorator of the task hides which argument it is; "
+                    "pass it by keyword, or make the key with a callable lock_key"
+                )
+        if self.template is not None:
+            return ["template", *_filled(self.template, {**self.absent, **named})]
+        return ["call", self._counting(named)]
 
     def _counting(self, bound: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that count and differ from their default, so that a new parameter changes no old key."""
         names = bound if self.unique_on is None else [name for name in self.unique_on if name in bound]
-        defaults, absent, forms = self.defaults, self.binder.absent, {}
+        defaults, absent, forms = self.defaults, self.absent, {}
         for name in names:
             value = bound[name]
             form = value if type(value) in _AS_IS else canonical(value, name)
@@ -281,10 +428,14 @@ def _all_str(names: Any) -> bool:
     return all(isinstance(name, str) for name in names)
 
 
-def _known(names: Any, signature: inspect.Signature, option: str) -> None:
+def _known(names: Collection[str], parameters: Set[str], option: str) -> None:
     for name in names:
-        if name not in signature.parameters:
+        if name not in parameters:
             raise ConfigurationError(f"{option}: {name!r} is no parameter of the task")
+
+
+def _fields(template: Sequence[Part]) -> list[str]:
+    return [name for _, name in template if name is not None]
 
 
 def _parts(template: str) -> list[Part]:
@@ -313,7 +464,7 @@ def _canonical_defaults(signature: inspect.Signature) -> dict[str, str]:
 
 def _checked(key: Any) -> str:
     if not isinstance(key, str):
-        raise SignatureError(f"lock_key returned a {type(key).__qualname__}, not a str")
+        raise SignatureError(f"lock_key returned a value of type {_name(key)}, not a str")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
         raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
     return key

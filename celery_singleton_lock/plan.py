@@ -89,18 +89,18 @@ def check_class(cls: Any, name: str) -> None:
 
 def _keys(cls: Any, name: str, unique_on: Any, lock_key: Any) -> KeyPlan:
     try:
-        return KeyPlan.of(_parameters(cls), unique_on, lock_key)
+        signature, shown = _signatures(cls)
+        return KeyPlan.of(signature, unique_on, lock_key, shown)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name}: {error}") from error
 
 
-def _parameters(cls: Any) -> inspect.Signature:
-    """The parameters of `run` without ``self``."""
+def _signatures(cls: Any) -> tuple[inspect.Signature, inspect.Signature | None]:
+    """The parameters of `run` without ``self``, and of its decorator if that has used `functools.wraps`.
+
+    Celery checks calls against the second, if there is one (`celery.utils.functional.head_from_fun`).
+    """
     run = inspect.getattr_static(cls, "run")
-    if isinstance(run, (staticmethod, classmethod)):
-        bound = isinstance(run, classmethod)
-        run = run.__func__
-    else:
-        bound = True
-    signature = inspect.signature(run)
-    return signature.replace(parameters=list(signature.parameters.values())[1:]) if bound else signature
+    run = run.__get__(object(), cls) if hasattr(run, "__get__") else run
+    shown = inspect.signature(run, follow_wrapped=False) if hasattr(run, "__wrapped__") else None
+    return inspect.signature(run), shown

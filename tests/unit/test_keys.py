@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import json
 import math
@@ -465,6 +466,13 @@ def test_refusal_names_parameter_and_type_never_the_value(value: Any, kind: str)
     assert SECRET not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [object(), [Opaque()], {b"k": 1}, {1j: 1}, wrapped(70, lambda v: [v])])
+def test_refusal_reads_well(value: Any) -> None:
+    """The refusal is a sentence whatever the type is called: no article stands before its name."""
+    with pytest.raises(SignatureError, match=r"'value': a value of type \w+ (that|has|cannot) "):
+        of_value(value)
+
+
 def test_refusal_offers_a_way_out() -> None:
     """The refusal says how to go on: choose parameters, or make the key."""
     with pytest.raises(SignatureError, match=r"unique_on.*lock_key"):
@@ -605,15 +613,148 @@ def test_template_braces_can_be_written() -> None:
 
 
 def test_callable_gets_the_arguments() -> None:
-    """A callable gets the task's arguments as they were passed, and what it returns is the key."""
+    """A callable gets all arguments by name, defaults filled in, and what ``*args`` took; what it returns is the key."""
     seen = []
 
     def lock_key(*args: Any, **kwargs: Any) -> str:
         seen.append((args, kwargs))
         return "k"
 
-    assert key_of(job, 1, note=2, lock_key=lock_key) == key_of(job, 3, lock_key=lock_key)
-    assert [((1,), {"note": 2}), ((3,), {})] == seen
+    keys = {key_of(job, *call, z=2, lock_key=lock_key) for call in [(1,), (3, "x"), (3, "x", 4, 5)]}
+    assert 1 == len(keys)
+    named = {"note": None, "z": 2}
+    assert [
+        ((), {"account": 1, "kind": "full", **named}),
+        ((), {"account": 3, "kind": "x", **named}),
+        ((4, 5), {"account": 3, "kind": "x", **named}),
+    ] == seen
+
+
+class Keys:
+    """Callables of all shapes that take what `job` gets; each answers with account and kind."""
+
+    separator = "-"
+
+    def method(self, account: Any, kind: str) -> str:
+        return f"{account}{self.separator}{kind}"
+
+    def __call__(self, kind: str, account: Any) -> str:
+        return f"{account}-{kind}"
+
+    @classmethod
+    def of_class(cls, account: Any, kind: str, prefix: str = "") -> str:
+        return f"{prefix}{account}{cls.separator}{kind}"
+
+    @staticmethod
+    def static(account: Any, kind: str) -> str:
+        return f"{account}-{kind}"
+
+
+def mirrored(account: Any, kind: str = "other", *rest: Any, note: Any = None, **extra: Any) -> str:
+    assert (("r",), {"z": 1}) == (rest, extra)
+    return f"{account}-{kind}"
+
+
+@pytest.mark.parametrize(
+    "lock_key",
+    [
+        lambda account, kind: f"{account}-{kind}",
+        lambda account, kind, /: f"{account}-{kind}",
+        lambda kind, /, account: f"{account}-{kind}",
+        lambda *, account, kind: f"{account}-{kind}",
+        lambda **named: "{account}-{kind}".format(**named),
+        lambda *values: f"{values[0]}-{values[1]}",
+        lambda account, *others: f"{account}-{others[0]}",
+        lambda account, *others, kind: f"{account}-{kind}",
+        lambda account, kind="other", *others: f"{account}-{kind}",
+        lambda note, account, missing="-", **others: f"{account}{missing}{others['kind']}",
+        mirrored,
+        Keys().method,
+        Keys(),
+        Keys.of_class,
+        Keys.static,
+        functools.partial(Keys.of_class, prefix=""),
+        functools.partial(lambda sign, account, kind: f"{account}{sign}{kind}", "-"),
+    ],
+)
+def test_shapes_of_callables(lock_key: Any) -> None:
+    """Whatever the callable looks like, it gets what it names, however the call was written."""
+    expected = key_of(job, 1, "full", "r", z=1, lock_key=lambda **_: "1-full")
+    assert expected == key_of(job, 1, "full", "r", z=1, lock_key=lock_key)
+    if lock_key is not mirrored:
+        assert expected == key_of(job, 1, lock_key=lock_key) == key_of(job, kind="full", account=1, lock_key=lock_key)
+
+
+def positional(account: Any, /, kind: str = "full") -> None: ...
+
+
+def test_positional_only_parameters_have_names() -> None:
+    """A callable gets a positional-only argument of the task by its name."""
+    assert key_of(positional, 1, lock_key=lambda kind, account: f"{account}-{kind}") == key_of(
+        positional, 1, lock_key=lambda **_: "1-full"
+    )
+
+
+def plain(account: Any, kind: str = "full") -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("lock_key", "word"),
+    [
+        (lambda acount: "k", "'acount'"),
+        (lambda account, /, acount: "k", "'acount'"),
+        (lambda account, *, acount, **others: "k", "'acount'"),
+        (functools.partial(lambda acount, account: "k", account=1), "'acount'"),
+        (Keys.method, "staticmethod"),
+        (lambda cls, account: "k", "staticmethod"),
+        ("{}".format, "function"),
+    ],
+)
+def test_callable_that_cannot_fit(lock_key: Any, word: str) -> None:
+    """A callable that needs what the task does not have is refused with its value and a reason, a method with ``self`` too."""
+    with pytest.raises(ConfigurationError, match=word) as refused:
+        KeyPlan.of(inspect.signature(plain), None, lock_key)
+    assert f"lock_key={lock_key!r}" in str(refused.value)
+
+
+def test_callable_that_needs_an_extra_keyword() -> None:
+    """What only ``**kwargs`` may bring is refused by the call that does not pass it."""
+
+    def lock_key(tenant: str) -> str:
+        return tenant
+
+    assert key_of(job, 1, tenant="a", lock_key=lock_key) != key_of(job, 1, tenant="b", lock_key=lock_key)
+    with pytest.raises(SignatureError, match="'tenant'"):
+        key_of(job, 1, lock_key=lock_key)
+
+
+def test_method_that_makes_the_key(make_app: MakeApp) -> None:
+    """In a class-based task a static or class method makes the key; a method with ``self`` is refused, not given an account."""
+
+    class Sync(SingletonTask):
+        name = "sync"
+
+        def run(self, account: int, reason: str | None = None) -> None: ...
+
+    class Static(Sync):
+        @staticmethod
+        def lock_key(account: int, reason: str | None) -> str:
+            return f"{account}-{reason}"
+
+    class OfClass(Sync):
+        @classmethod
+        def lock_key(cls, account: int) -> str:
+            return f"{cls.name}-{account}"
+
+    class Method(Sync):
+        def lock_key(self, account: int | None = None) -> str:
+            return f"{account}"
+
+    for cls in (Static, OfClass):
+        task = make_app().register_task(cls())
+        assert task.lock_key_for(1) == task.lock_key_for(account=1, reason=None) != task.lock_key_for(2)
+    with pytest.raises(ConfigurationError, match=r"sync.*lock_key.*staticmethod"):
+        make_app().register_task(Method())
 
 
 @pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
@@ -638,12 +779,206 @@ def test_kinds_of_keys_never_meet() -> None:
     assert 3 == len({key_of(run, "x"), key_of(run, "x", lock_key="{a}"), key_of(run, "x", lock_key=lambda a: "x")})
 
 
-@pytest.mark.parametrize("lock_key", [1, ["a"], b"{a}"])
+@pytest.mark.parametrize("lock_key", [1, ["a"], b"{a}", ""])
 def test_lock_key_is_checked(lock_key: Any) -> None:
     """A lock_key that is neither template nor callable is refused with its value."""
     with pytest.raises(ConfigurationError) as refused:
         KeyPlan.of(inspect.signature(job), None, lock_key)
     assert f"lock_key={lock_key!r}" in str(refused.value)
+
+
+@pytest.mark.parametrize("lock_key", ["{account}", lambda account: str(account)])
+@pytest.mark.parametrize("unique_on", ["account", []])
+def test_only_one_option_makes_the_key(unique_on: Any, lock_key: Any) -> None:
+    """unique_on with lock_key is refused with both values."""
+    with pytest.raises(ConfigurationError) as refused:
+        KeyPlan.of(inspect.signature(job), unique_on, lock_key)
+    assert f"unique_on={unique_on!r}" in str(refused.value)
+    assert f"lock_key={lock_key!r}" in str(refused.value)
+
+
+# -- decorated bodies --------------------------------------------------------------------------
+
+
+def passes(function: Any) -> Any:
+    """Changes no argument."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def injects(function: Any) -> Any:
+    """Adds a first argument, after ``self`` where the function has that."""
+    place = int("self" in inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args[:place], "session", *args[place:], **kwargs)
+
+    return wrapper
+
+
+def consumes(function: Any) -> Any:
+    """Takes a keyword for itself."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, tenant: str = "none", **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+def swaps(function: Any) -> Any:
+    """Has names for the arguments of the call, and passes them on in another order."""
+
+    @functools.wraps(function)
+    def wrapper(reason: Any, account: Any = 0) -> Any:
+        return function(account, reason)
+
+    return wrapper
+
+
+def body(account: Any, reason: Any = None) -> Any:
+    return account
+
+
+def method(self: Any, account: Any, reason: Any = None) -> Any:
+    return account
+
+
+def body_with_session(session: str, account: Any, reason: Any = None) -> Any:
+    return account
+
+
+def method_with_session(self: Any, session: str, account: Any, reason: Any = None) -> Any:
+    return account
+
+
+SHAPES = ["function", "bind", "class", "static"]
+
+
+def make_task(app: Celery, shape: str, decorator: Any, session: bool = False, **options: Any) -> Any:
+    """A task with a decorated body, which returns the account."""
+    plain, taking_self = (body_with_session, method_with_session) if session else (body, method)
+    run = decorator(plain if shape in ("function", "static") else taking_self)
+    if shape in ("function", "bind"):
+        app.task(name="x", base=SingletonTask, shared=False, bind=shape == "bind", **options)(run)
+        return app.tasks["x"]
+    run = staticmethod(run) if shape == "static" else run
+    return app.register_task(type("X", (SingletonTask,), {"name": "x", "run": run, **options})())
+
+
+def returned(task: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the body of a locked run returns."""
+    return task.apply(args, kwargs).get()
+
+
+@pytest.mark.parametrize("options", [{}, {"unique_on": ["account"]}, {"lock_key": "{account}"}])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decorator_that_changes_nothing(make_app: MakeApp, shape: str, options: Any) -> None:
+    """With a decorator that passes everything on, keys are those of the function behind it."""
+    app, other = make_app(singleton_lock_eager=True), make_app()
+    task, undecorated = (make_task(a, shape, d, **options) for a, d in ((app, passes), (other, lambda f: f)))
+    for args, kwargs in [((1,), {}), ((1, None), {}), ((), {"account": 1}), ((2, "x"), {})]:
+        assert undecorated.lock_key_for(*args, **kwargs) == task.lock_key_for(*args, **kwargs)
+        assert (args or [1])[0] == returned(task, *args, **kwargs)
+    with pytest.raises(ConfigurationError, match="acount"):
+        make_task(make_app(), shape, passes, unique_on=["acount"])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decorator_that_adds_an_argument(make_app: MakeApp, shape: str) -> None:
+    """The call that Celery accepts runs, and all its arguments make the key."""
+    task = make_task(make_app(singleton_lock_eager=True), shape, injects, session=True)
+    assert [5, 6] == [returned(task, 5), returned(task, account=6)]
+    assert 4 == len({task.lock_key_for(*args) for args in [(5,), (6,), (5, 1), (5, 2)]})
+    assert task.lock_key_for(5) == task.lock_key_for(5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_decorator_that_takes_an_argument(make_app: MakeApp, shape: str) -> None:
+    """A keyword for the decorator alone is part of the key, and may be named by unique_on."""
+    task = make_task(make_app(singleton_lock_eager=True), shape, consumes)
+    assert [5, 5] == [returned(task, 5, tenant="a"), returned(task, account=5)]
+    assert 3 == len({task.lock_key_for(5), task.lock_key_for(5, tenant="a"), task.lock_key_for(5, tenant="b")})
+    task = make_task(make_app(), shape, consumes, unique_on=["tenant"])
+    assert task.lock_key_for(5, tenant="a") == task.lock_key_for(6, tenant="a") != task.lock_key_for(5, tenant="b")
+    assert task.lock_key_for(5) == task.lock_key_for(6, tenant="none")
+
+
+@pytest.mark.parametrize(
+    "options", [{"unique_on": ["account"]}, {"lock_key": "{account}"}, {"lock_key": lambda account: f"{account}"}]
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parameters_behind_a_decorator(make_app: MakeApp, shape: str, options: Any) -> None:
+    """What a decorator hides can be named if it is passed by keyword; else the call is refused in words."""
+    app = make_app(singleton_lock_eager=True)
+    task = make_task(app, shape, injects, session=True, **options)
+    assert 5 == returned(task, account=5)
+    assert task.lock_key_for(account=5) == task.lock_key_for(reason="x", account=5) != task.lock_key_for(account=6)
+    with pytest.raises(SignatureError, match="'account'"):
+        task.lock_key_for(5)
+    task = make_task(make_app(), shape, consumes, **options)
+    assert task.lock_key_for(account=5, tenant="a") == task.lock_key_for(5) != task.lock_key_for(6)
+
+
+def test_defaults_behind_a_decorator(make_app: MakeApp) -> None:
+    """A parameter that nobody passed has its default, unless an argument without a name may be it."""
+    app = make_app()
+    task = make_task(app, "function", consumes, lock_key="{account}-{reason}")
+    assert task.lock_key_for(account=5, tenant="a") == task.lock_key_for(5, None)
+    with pytest.raises(SignatureError, match=r"'account'.*decorator.*keyword.*lock_key"):
+        task.lock_key_for(5, tenant="a")
+
+
+def test_optional_parameter_of_a_callable_behind_a_decorator(make_app: MakeApp) -> None:
+    """A callable does not make a key of its own default while the argument may be one without a name."""
+    task = make_task(
+        make_app(), "function", injects, session=True, lock_key=lambda account=None, sign="-": f"{sign}{account}"
+    )
+    assert task.lock_key_for(account=5) != task.lock_key_for(account=6)
+    with pytest.raises(SignatureError, match="'account'"):
+        task.lock_key_for(5)
+    task = make_task(make_app(), "function", injects, session=True, lock_key=lambda *args, **kwargs: f"{args}{kwargs}")
+    assert task.lock_key_for(5) != task.lock_key_for(6)
+
+
+def test_names_of_the_decorator_count(make_app: MakeApp) -> None:
+    """Where the decorator has a name for an argument, that is its name, also if the call fits the function behind it."""
+    task = make_task(make_app(), "function", swaps, unique_on="account")
+    assert task.lock_key_for("x", 5) == task.lock_key_for("y", 5) == task.lock_key_for("y", account=5)
+    assert task.lock_key_for("x", 5) != task.lock_key_for("x", 6)
+    assert task.lock_key_for("x") == task.lock_key_for("x", 0)
+
+
+@pytest.mark.parametrize("decorator", [passes, injects, consumes, swaps])
+@pytest.mark.parametrize(
+    "call", [((), {}), ((1,), {}), ((1, 2), {}), ((1, 2, 3), {}), ((1,), {"x": 2}), ((1,), {"tenant": 2})]
+)
+def test_decorated_task_refuses_what_celery_refuses(make_app: MakeApp, decorator: Any, call: Any) -> None:
+    """A call is a TypeError where Celery says so, with its words, or where it fits neither; else it has a key."""
+    task = make_task(make_app(), "function", decorator)
+    celerys = outcome_of(lambda: {"ok": task.__header__(*call[0], **call[1])})
+    ours = outcome_of(lambda: {"ok": task.lock_key_for(*call[0], **call[1])})
+    assert ours == celerys if isinstance(celerys, str) else isinstance(ours, list)
+
+
+def test_decorator_without_wraps(make_app: MakeApp) -> None:
+    """A bound task whose decorator says nothing of what it wraps takes the arguments that Celery takes."""
+
+    def silent(function: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wrapper
+
+    for shape in SHAPES:
+        task = make_task(make_app(singleton_lock_eager=True), shape, silent)
+        assert 5 == returned(task, 5)
+        assert task.lock_key_for(5) != task.lock_key_for(6)
 
 
 # -- keys of tasks -----------------------------------------------------------------------------
