@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError
@@ -21,10 +23,34 @@ DEFAULTS: Mapping[str, Any] = {
     "on_store_error": "retry",
 }
 _CHOICES = {"on_lock_lost": ("warn", "raise"), "on_store_error": ("retry", "run", "raise")}
-_ELSEWHERE = {
+#: Two ways to say which calls are the same work.
+_SAME_WORK = ("unique_on", "lock_key")
+#: All app settings.
+_SETTINGS = {
+    *(f"singleton_{option}" for option in DEFAULTS),
+    "singleton_lock_url",
+    "singleton_lock_prefix",
+    "singleton_lock_eager",
+    "singleton_lock_store_timeout",
+    "singleton_lock_pool_limit",
+}
+#: Names that other plugins, or other habits, have for options.
+_FOREIGN_OPTIONS = {
     "lock_expiry": "lock_ttl, and a lease is renewed while its task runs",
     "raise_on_duplicate": 'on_duplicate="raise"',
     "once": "unique_on, lock_ttl and on_duplicate",
+    "ttl": "lock_ttl",
+    "unique": "unique_on",
+    "unique_key": "unique_on or lock_key",
+}
+#: Settings of celery-singleton.
+_FOREIGN_SETTINGS = {
+    "singleton_backend_url": "singleton_lock_url",
+    "singleton_backend_class": "singleton_lock_url",
+    "singleton_backend_kwargs": "singleton_lock_url",
+    "singleton_key_prefix": "singleton_lock_prefix",
+    "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise"',
+    "singleton_lock_expiry": "singleton_lock_ttl, and a lease is renewed while its task runs",
 }
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 _SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
@@ -46,6 +72,8 @@ class Options:
 def options_of(name: str, given: Mapping[str, Any], setting: Callable[[str], Any]) -> Options:
     """The options of a task: its own, else the app's settings, else the defaults.
 
+    A task that has `unique_on` or `lock_key` of its own replaces both settings.
+
     Arguments:
         name: the task's name, for errors.
         given: the task's own options; None means not given.
@@ -55,9 +83,10 @@ def options_of(name: str, given: Mapping[str, Any], setting: Callable[[str], Any
         ConfigurationError: a value cannot be used.
     """
     found = {}
+    has_own = any(given.get(option) is not None for option in _SAME_WORK)
     for option, default in DEFAULTS.items():
         value, source = given.get(option), f"task {name}: {option}"
-        if value is None:
+        if value is None and not (has_own and option in _SAME_WORK):
             value, source = setting(f"singleton_{option}"), f"setting singleton_{option} (task {name})"
         found[option] = checked(option, default if value is None else value, source)
     return Options(**found)
@@ -89,25 +118,46 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def refuse_unknown(name: str, attributes: Mapping[str, Any], known: set[str]) -> None:
-    """Refuse what looks like an option of ours, or of another plugin.
+def refuse_unknown(name: str, attributes: Mapping[str, Any]) -> None:
+    """Refuse data attributes that look like an option of ours, or of another plugin. Functions and methods pass.
 
     Raises:
         ConfigurationError: naming task, option and value.
     """
     for attribute, value in attributes.items():
-        if attribute in _ELSEWHERE:
-            raise ConfigurationError(f"task {name}: {attribute}={value!r}: use {_ELSEWHERE[attribute]} instead")
-        if attribute.startswith(("lock_", "on_lock_")) and attribute not in known:
-            raise ConfigurationError(f"task {name}: {attribute}={value!r}: there is no such option")
+        if attribute in DEFAULTS or not _is_data(value):
+            continue
+        if attribute in _FOREIGN_OPTIONS:
+            raise ConfigurationError(f"task {name}: {attribute}={value!r}: use {_FOREIGN_OPTIONS[attribute]} instead")
+        meant = next((option for option in DEFAULTS if _is_near(attribute, option)), "")
+        if meant or attribute.startswith(("lock_", "on_lock_")):
+            hint = f", do you mean {meant}?" if meant else ""
+            raise ConfigurationError(f"task {name}: {attribute}={value!r}: there is no such option{hint}")
+
+
+def _is_data(value: Any) -> bool:
+    """Whether this is neither a function, nor something else that a class body or a module defines or imports."""
+    return isinstance(value, type) or not (
+        callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
+    )
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Whether one letter was added, left out or replaced, or two neighbours were swapped."""
+    if len(one) == len(other):
+        places = [i for i, letters in enumerate(zip(one, other, strict=True)) if letters[0] != letters[1]]
+        swapped = len(places) == 2 and [one[i] for i in places] == [other[i] for i in reversed(places)]
+        return len(places) <= 1 or (swapped and places[1] - places[0] == 1)
+    short, long = sorted((one, other), key=len)
+    return short in {long[:i] + long[i + 1 :] for i in range(len(long))}
 
 
 def given_options(cls: type) -> dict[str, Any]:
-    """Options as a class and its bases give them, functions unbound."""
+    """Options as a class and its bases give them: functions unbound, class methods bound to the class."""
     found = {}
     for option in DEFAULTS:
         value = inspect.getattr_static(cls, option, None)
-        found[option] = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        found[option] = value.__get__(None, cls) if isinstance(value, (staticmethod, classmethod)) else value
     return found
 
 
@@ -136,11 +186,12 @@ def settings_of(conf: Any) -> Settings:
     """The settings of an app.
 
     Arguments:
-        conf: its configuration; `get` is used.
+        conf: its configuration.
 
     Raises:
-        ConfigurationError: a value cannot be used, or there is no store.
+        ConfigurationError: a value cannot be used, a setting is unknown, or there is no store.
     """
+    _refuse_unknown_settings(conf)
     url, options, tls = _store(conf)
     prefix = _given(conf, "singleton_lock_prefix", "singleton")
     if not isinstance(prefix, str) or not prefix or set(prefix) & set("{}"):
@@ -160,6 +211,30 @@ def settings_of(conf: Any) -> Settings:
     if set(prefix) & set("{}"):
         raise ConfigurationError(f"global_keyprefix={options.get('global_keyprefix')!r} must be a text without braces")
     return Settings(url, prefix, float(timeout), limit, options, tls)
+
+
+def _refuse_unknown_settings(conf: Any) -> None:
+    """Refuse settings that look like ours and that nobody reads. Their values are not shown: they may hold a password."""
+    keys = [str(key) for key in conf]  # Celery loads the configuration now
+    prefix = str(conf.prefix or "")  # of a namespace such as Django's: CELERY_
+    for key in keys:
+        lower = key.lower()
+        name = lower.removeprefix(prefix.lower()).removeprefix("celery_")
+        if not name.startswith("singleton_"):
+            continue
+        spelt = (prefix + name).upper() if prefix.isupper() else prefix.lower() + name  # `celery.utils.text.match_case`
+        if name in _SETTINGS:
+            if key not in (name, spelt) and conf.get(name) is None:
+                raise ConfigurationError(f"setting {key} is not read: its name here is {spelt}")
+        elif (key == name or lower == spelt.lower()) and _is_data(conf.get(key)):
+            _refuse_setting(key, name)
+
+
+def _refuse_setting(key: str, name: str) -> None:
+    if name not in _FOREIGN_SETTINGS:
+        raise ConfigurationError(f"setting {key}: there is no such setting")
+    if "celery_singleton" not in sys.modules:  # while it is there, tasks are on their way from it to us
+        raise ConfigurationError(f"setting {key} is one of celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
 
 
 def _given(conf: Any, name: str, default: Any) -> Any:

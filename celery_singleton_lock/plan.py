@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.config import (
-    DEFAULTS,
     Options,
     checked,
     given_options,
@@ -18,8 +17,6 @@ from celery_singleton_lock.config import (
 )
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.keys import KeyPlan, digest, escaped
-
-_KNOWN = {*DEFAULTS, "lock_key_for", "lock_holder"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def check_class(cls: Any, name: str) -> None:
         ConfigurationError: naming task, option and value.
     """
     for base in reversed(cls.__mro__):
-        refuse_unknown(name, vars(base), _KNOWN)
+        refuse_unknown(name, vars(base))
     given = given_options(cls)
     for option, value in given.items():
         if value is not None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
+from celery.contrib.abortable import AbortableTask
 
+import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonTask, Skip
-from celery_singleton_lock.config import settings_of
+from celery_singleton_lock.config import refuse_unknown, settings_of
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
 from tests.unit.conftest import MakeApp
@@ -140,6 +144,8 @@ def test_namespace_as_in_django() -> None:
         ("lock_key", "{account.id}"),
         ("lock_key", "{account!r}"),
         ("lock_key", "{"),
+        ("lock_key", ""),
+        ("lock_key", len),
         ("lock_key", 5),
     ],
 )
@@ -158,10 +164,17 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
 
 @pytest.mark.parametrize(
     ("name", "ours"),
-    [("lock_expiry", "lock_ttl"), ("raise_on_duplicate", "on_duplicate"), ("once", "unique_on")],
+    [
+        ("lock_expiry", "lock_ttl"),
+        ("raise_on_duplicate", "on_duplicate"),
+        ("once", "unique_on"),
+        ("ttl", "lock_ttl"),
+        ("unique", "unique_on"),
+        ("unique_key", "lock_key"),
+    ],
 )
 def test_names_of_other_plugins(make_app: MakeApp, name: str, ours: str) -> None:
-    """An option of another plugin is refused, saying what ours is called."""
+    """An option of another plugin, or another name for an option, is refused, saying what ours is called."""
     for value in (60, {"keys": ["a"]}, None):
         with pytest.raises(ConfigurationError) as refused:
             bound(make_app(), **{name: value})
@@ -169,18 +182,94 @@ def test_names_of_other_plugins(make_app: MakeApp, name: str, ours: str) -> None
             assert part in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["lock_tll", "lock_", "on_lock_lots", "lock_timeout", "on_lock_"])
+MISSPELT = {
+    "lock_tll": "lock_ttl",
+    "lock_": "",
+    "on_lock_lots": "",
+    "lock_timeout": "",
+    "on_lock_": "",
+    "unique_onn": "unique_on",
+    "unique_n": "unique_on",
+    "uniqueon": "unique_on",
+    "unqiue_on": "unique_on",
+    "on_duplicates": "on_duplicate",
+    "on_dublicate": "on_duplicate",
+    "onlock_lost": "on_lock_lost",
+    "on_store_eror": "on_store_error",
+    "singletons": "singleton",
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
 def test_misspelt_options(make_app: MakeApp, name: str) -> None:
     """An unknown attribute that looks like an option of ours is refused, on the task and on its base class."""
     with pytest.raises(ConfigurationError) as refused:
         bound(make_app(), **{name: 3})
-    for part in ("sync", name, "3"):
+    for part in ("sync", f"{name}=3", f"do you mean {MISSPELT[name]}?" if MISSPELT[name] else ""):
         assert part in str(refused.value)
     base = type("Base", (SingletonTask,), {name: 3, "abstract": True})
     app = make_app()
     app.task(base=base, name="sync", shared=False)(body)
     with pytest.raises(ConfigurationError, match=name):
         _ = app.tasks["sync"]
+
+
+@pytest.mark.parametrize("value", [None, "raise", Skip(), Skip, ["a"]])
+def test_misspelt_option_of_any_value(make_app: MakeApp, value: Any) -> None:
+    """Whatever data a misspelt option has, a policy's class too, it is refused."""
+    with pytest.raises(ConfigurationError, match="on_duplicates="):
+        bound(make_app(), on_duplicates=value)
+
+
+def test_users_own_names_pass(make_app: MakeApp) -> None:
+    """Functions, methods and properties may be called as users like, and so may attributes that are not like an option."""
+
+    class Own(SingletonTask):
+        name = "own"
+        on_success_url = timeout = expires = key = lock = "x"
+        unique_once = unlock_ttl = duplicate = singleton_name = "x"
+
+        def lock_account(self) -> None: ...
+        def on_progress(self) -> None: ...
+        def on_duplicates(self) -> None: ...
+        def once(self) -> None: ...
+        def ttl(self) -> None: ...
+        @staticmethod
+        def lock_static() -> None: ...
+        @classmethod
+        def lock_class(cls) -> None: ...
+        @property
+        def lock_property(self) -> str:
+            return "x"
+
+        def run(self, account: int) -> None: ...
+
+    assert DEFAULTS["lock_ttl"] == options(make_app().register_task(Own())).lock_ttl
+
+
+def test_celerys_own_names_pass() -> None:
+    """No attribute of Celery's task classes is taken for an option of ours."""
+    for cls in (Task, AbortableTask, SingletonTask):
+        refuse_unknown("x", dict.fromkeys(dir(cls)) if cls is not SingletonTask else vars(cls))
+
+
+def test_option_taken_back(make_app: MakeApp) -> None:
+    """A subclass takes an option of its base back with None: then the app's setting counts, else the default."""
+    base = type("Base", (SingletonTask,), {"abstract": True, "lock_ttl": 5, "unique_on": "account"})
+    app = make_app(singleton_lock_ttl=60)
+    app.task(base=base, name="sync", shared=False, lock_ttl=None, unique_on=None, lock_key="{kind}")(body)
+    found = options(app.tasks["sync"])
+    assert (60.0, None, "{kind}") == (found.lock_ttl, found.unique_on, found.lock_key)
+
+
+def test_own_way_to_make_the_key_replaces_the_settings(make_app: MakeApp) -> None:
+    """A task's own unique_on or lock_key counts instead of both settings; two settings exclude each other."""
+    found = options(bound(make_app(singleton_unique_on=[]), lock_key="{account}"))
+    assert (None, "{account}") == (found.unique_on, found.lock_key)
+    found = options(bound(make_app(singleton_lock_key="{account}"), unique_on=[]))
+    assert ([], None) == (found.unique_on, found.lock_key)
+    with pytest.raises(ConfigurationError, match=r"sync.*unique_on=\[\].*lock_key='{account}'"):
+        plan_of(bound(make_app(singleton_unique_on=[], singleton_lock_key="{account}")))
 
 
 def test_none_is_not_given(make_app: MakeApp) -> None:
@@ -359,6 +448,113 @@ def test_bad_setting(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError) as refused:
         settings(singleton_lock_url="memory://", **{name: value})
     assert f"{name}={value!r}" in str(refused.value)
+
+
+def configured(how: str, given: dict[str, Any]) -> Celery:
+    """An app that has its settings in one of Celery's ways."""
+    app = Celery("settings", set_as_current=False)
+    given = {"singleton_lock_url": "memory://", **given}
+    if how == "update":
+        app.conf.update(given)
+    elif how == "attribute":
+        for name, value in given.items():
+            setattr(app.conf, name, value)
+    elif how == "changes":
+        app = Celery("settings", set_as_current=False, changes=given)
+    elif how == "defaults":
+        app.add_defaults(given)
+    elif how == "dict":
+        app.config_from_object(given)
+    elif how == "object":
+        app.config_from_object(type("Config", (), given))
+    elif how == "module":
+        module = ModuleType("settings_of_test")
+        vars(module).update(given)
+        app.config_from_object(module)
+    elif how == "namespace":
+        upper = {f"CELERY_{name.upper()}": value for name, value in given.items()}
+        app.config_from_object(type("Config", (), upper), namespace="CELERY")
+    return app
+
+
+WAYS = ["update", "attribute", "changes", "defaults", "dict", "object", "module", "namespace"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_unknown_setting(how: str) -> None:
+    """A setting that looks like ours and is none is refused by name wherever it stands; its value may be a secret."""
+    with pytest.raises(ConfigurationError, match=r"(?i)singleton_lock_tll") as refused:
+        settings_of(configured(how, {"singleton_lock_tll": "hunter2"}).conf)
+    assert "hunter2" not in str(refused.value)
+    assert "memory://" == settings_of(configured(how, {}).conf).url
+
+
+SINGLETONS = {
+    "singleton_backend_url": "singleton_lock_url",
+    "singleton_backend_class": "singleton_lock_url",
+    "singleton_backend_kwargs": "singleton_lock_url",
+    "singleton_key_prefix": "singleton_lock_prefix",
+    "singleton_raise_on_duplicate": "singleton_on_duplicate",
+    "singleton_lock_expiry": "singleton_lock_ttl",
+}
+
+
+@pytest.mark.parametrize("how", ["update", "namespace"])
+@pytest.mark.parametrize("name", SINGLETONS)
+def test_settings_of_celery_singleton(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
+    """A setting of celery-singleton is refused, saying what ours is called; it passes while that is imported."""
+    conf = configured(how, {name: "redis://:hunter2@x"}).conf
+    with pytest.raises(ConfigurationError, match=f"(?i){name}.*celery-singleton.*{SINGLETONS[name]}") as refused:
+        settings_of(conf)
+    assert "hunter2" not in str(refused.value)
+    monkeypatch.setitem(sys.modules, "celery_singleton", ModuleType("celery_singleton"))
+    assert "memory://" == settings_of(conf).url
+
+
+@pytest.mark.parametrize(
+    ("key", "namespace", "name"),
+    [
+        ("SINGLETON_LOCK_TTL", None, "singleton_lock_ttl"),
+        ("CELERY_SINGLETON_LOCK_TTL", None, "singleton_lock_ttl"),
+        ("SINGLETON_LOCK_TTL", "CELERY", "CELERY_SINGLETON_LOCK_TTL"),
+        ("celery_singleton_lock_ttl", "CELERY", "CELERY_SINGLETON_LOCK_TTL"),
+        ("CELERY_SINGLETON_LOCK_TTL", "SHOP", "SHOP_SINGLETON_LOCK_TTL"),
+    ],
+)
+def test_setting_that_is_not_read(key: str, namespace: str | None, name: str) -> None:
+    """A setting of ours in a spelling that Celery does not read is refused with the right one, unless that is there too."""
+    for more in ({}, {name: 6}):
+        app = Celery("settings", set_as_current=False)
+        app.config_from_object({key: 5, "singleton_lock_url": "memory://", **more}, namespace=namespace)
+        if more:
+            assert "memory://" == settings_of(app.conf).url
+            assert 6 == app.conf.get("singleton_lock_ttl")
+        else:
+            with pytest.raises(ConfigurationError, match=f"{key} is not read.* {name}$"):
+                settings_of(app.conf)
+
+
+def test_what_else_a_configuration_has() -> None:
+    """Other names of a Django project, and what a configuration module imports and defines, is none of ours."""
+    django = {"SINGLETON_SITE": 1, "MY_SINGLETON_LOCK": 2, "CELERY_SINGLETON_LOCK_URL": "memory://"}
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(django, namespace="CELERY")
+    assert "memory://" == settings_of(app.conf).url
+    imported = {"celery_singleton_lock": celery_singleton_lock, "singleton_session": body, "singleton_module": sys}
+    assert "memory://" == settings_of(configured("module", imported).conf).url
+
+
+def test_django_settings() -> None:
+    """Settings of a Django project are looked through, too."""
+    pytest.importorskip("django")
+    from django.conf import LazySettings
+
+    django = LazySettings()
+    django.configure(CELERY_SINGLETON_LOCK_URL="memory://", CELERY_SINGLETON_LOCK_TLL=5, SINGLETON_SITE=1)
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(django, namespace="CELERY")
+    with pytest.raises(ConfigurationError, match="CELERY_SINGLETON_LOCK_TLL"):
+        settings_of(app.conf)
 
 
 def test_certificates_of_celerys_settings() -> None:
