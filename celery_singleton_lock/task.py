@@ -20,35 +20,42 @@ from celery_singleton_lock.runtime import runtime_of
 
 
 class SingletonMixin:
-    """Everything of `SingletonTask`, to be combined with another task class: ``class Base(SingletonMixin, DjangoTask)``.
+    """Holds a lock for the signature of a task while its body runs.
 
-    An option that is None is taken from the app setting ``singleton_`` + its name, else its default is used.
+    Combine the mixin with any task class: ``class Base(SingletonMixin, DjangoTask)``. `SingletonTask` is that for `celery.Task`.
+
+    An option is a class attribute. Where it is None, the app setting ``singleton_`` + its name counts, else the default.
+
+    Options:
+        singleton: False makes a plain task. Default: True.
+        unique_on: names of the parameters that make the signature; ``[]``: the task name alone. Default: all arguments.
+        lock_key: makes the signature instead of `unique_on`: a template such as ``"{account}"``, or a callable. The
+            callable gets the task's arguments by name, defaults filled in, and returns a `str` of at most 1 KiB. Default: none.
+        on_duplicate: ``"skip"``, ``"retry"``, ``"raise"``, a policy object, or a callable ``(task, holder) -> policy``.
+            Default: ``"skip"``.
+        lock_ttl: seconds that a lease outlives a holder that vanished, from 1 to a year; it is renewed every third of
+            that. Default: 30 seconds.
+        on_lock_lost: ``"warn"``, or ``"raise"``: `LockLost` is raised inside the body. Default: ``"warn"``.
+        on_store_error: when the store is unreachable, ``"retry"`` later, ``"run"`` unprotected, or ``"raise"``.
+            Default: ``"retry"``.
     """
 
-    #: ``False``: behave as a plain task. Default: True.
     singleton: bool | None = None
-
-    #: Names of the parameters that make the signature; ``[]``: the task name alone. Default: all arguments.
     unique_on: str | Sequence[str] | None = None
-
-    #: A template such as ``"{account}"``, or a callable with the task's arguments that returns the key.
     lock_key: str | Callable[..., str] | None = None
-
-    #: ``"skip"`` (default), ``"retry"``, ``"raise"``, a policy object, or a callable ``(task, holder) -> policy``.
     on_duplicate: str | Policy | Callable[..., Any] | None = None
-
-    #: Seconds that a lease outlives a holder that vanished, at least 1; it is renewed every third of that. Default: 30.
     lock_ttl: float | None = None
-
-    #: ``"warn"`` (default), or ``"raise"``: `LockLost` is raised inside the body.
     on_lock_lost: str | None = None
-
-    #: The store cannot be reached: ``"retry"`` later (default), ``"run"`` unprotected, or ``"raise"``.
     on_store_error: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         order = [base for base in cls.__mro__ if base in (Task, SingletonMixin)]
+        if Task not in order and {"name", "run"} <= vars(cls).keys():  # not one more mixin, but a task
+            raise ConfigurationError(
+                f"task {vars(cls)['name']}: SingletonMixin is no task class: use base=SingletonTask, or combine the two"
+                " as class Base(SingletonMixin, YourTask)"
+            )
         if order[0] is Task:
             raise ConfigurationError(f"{cls.__qualname__}: SingletonMixin must come before the other task class")
 
@@ -111,7 +118,7 @@ class SingletonMixin:
 
 
 class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
-    """A Celery task that holds a lock for its signature while its body runs."""
+    __doc__ = SingletonMixin.__doc__  # `help` shows no docstrings of base classes
 
     abstract = True
 

@@ -76,7 +76,7 @@ def test_duplicate_tells_key_and_holder() -> None:
 def test_public_names() -> None:
     """The names of the public API are there, and no others are announced."""
     expected = {
-        *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Lease", "Holder", "signals"),
+        *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
         *("StoreError", "StoreUnavailable"),
     }
