@@ -8,7 +8,7 @@ from celery import bootsteps
 
 from celery_singleton_lock.attempt import share_secret
 from celery_singleton_lock.board import Board
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
@@ -19,7 +19,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Checks settings and options when a worker is made, and looks at the store when it starts.
 
     Raises:
-        ConfigurationError: there is no store, or a setting or option cannot be used.
+        ConfigurationError: there is no store that all bodies share, or a setting or option cannot be used.
     """
 
     label = "singleton locks"
@@ -29,9 +29,12 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
         runtime = runtime_of(parent.app, single=prefork)
-        if (
-            prefork and runtime.board is None and runtime.settings.url != "memory://"
-        ):  # there the store is each process's own
+        if prefork and runtime.settings.url == "memory://":
+            raise ConfigurationError(
+                "singleton_lock_url='memory://' locks nothing under prefork, where each child has a memory of its own: "
+                "use another pool, or the URL of a Redis"
+            )
+        if prefork and runtime.board is None:
             runtime.board = Board()
         if prefork:
             share_secret()
@@ -42,9 +45,19 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, parent: Any) -> None:
         runtime = runtime_of(parent.app, single=is_prefork(parent.pool_cls))
         try:
-            policy = runtime.store.eviction_policy()
+            runtime.store.holder(f"{runtime.settings.prefix}:{{}}:lock:")  # by a script, as tasks use the store
+        except StoreUnavailable as error:
+            logger.warning("The store of locks cannot be reached for now: %s", error)
+            return
         except StoreError as error:
-            logger.warning("The store of locks cannot be used for now: %s", error)
+            logger.error(
+                "The store of locks refuses this worker, and singleton tasks fail until that is mended: %s", error
+            )
+            return
+        try:
+            policy = runtime.store.eviction_policy()
+        except StoreError as error:  # a login may run scripts and not INFO
+            logger.info("The store of locks does not tell its maxmemory-policy: %s", error)
             return
         if policy not in ("", "noeviction"):
             logger.warning(

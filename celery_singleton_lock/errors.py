@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from click import ClickException
+
 from celery_singleton_lock.holder import Holder
 
 
@@ -12,8 +14,11 @@ class SingletonError(Exception):
     """Base of every error of this library."""
 
 
-class ConfigurationError(SingletonError):
-    """An option or setting cannot be used; the text names task, option and value."""
+class ConfigurationError(SingletonError, ClickException):
+    """An option or setting cannot be used; the text names task, option and value.
+
+    The `celery` command shows it as one line and exits with 1, as it does with every `ClickException`.
+    """
 
 
 class SignatureError(SingletonError):

@@ -2,25 +2,69 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.integration.bench import Bench
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, free_port
 
+NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "singleton_lock_url": None}
 
-def test_without_a_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """No Redis anywhere in the configuration: the worker ends and names the setting."""
-    conf = {"broker_url": "memory://", "result_backend": "cache+memory://"}
-    worker = fresh_worker(WorkerSpec("solo", 1, conf={**conf, "singleton_lock_url": None}), ready=False)
-    code = wait_for_end(worker.container, 20)
-    assert code not in (None, 0)
-    assert "ConfigurationError" in worker.logs()
-    assert "singleton_lock_url" in worker.logs()
+
+@pytest.mark.parametrize(
+    ("pool_name", "conf", "words"),
+    [
+        ("solo", NO_REDIS, ["singleton_lock_url"]),
+        ("prefork", {"singleton_lock_pool_limit": 0}, ["singleton_lock_pool_limit=0"]),
+        ("prefork", {"singleton_lock_url": "memory://"}, ["singleton_lock_url='memory://'", "prefork"]),
+        ("threads", {"singleton_lock_tll": 5}, ["singleton_lock_tll"]),
+        ("gevent", {"singleton_lock_ttl": "30"}, ["task ", "singleton_lock_ttl", "'30'"]),
+    ],
+    ids=["store", "setting", "memory", "unknown", "option"],
+)
+def test_what_cannot_be_used(
+    fresh_worker: Callable[..., LocalWorkerNode], pool_name: str, conf: dict[str, Any], words: list[str]
+) -> None:
+    """A worker that cannot use a setting ends with one line that names it, and without a traceback."""
+    worker = fresh_worker(WorkerSpec(pool_name, 1, conf=conf), ready=False)
+    assert 1 == wait_for_end(worker.container, 20)
+    assert "Traceback" not in worker.logs()
+    said = worker.lines("Error: ")
+    assert len(said) == 1, worker.logs()
+    assert said[0].startswith("Error: ")
+    for word in words:
+        assert word in said[0]
+
+
+BAD_OPTION = """
+from celery import Celery
+from celery_singleton_lock import SingletonTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://", changes={"singleton_lock_url": "memory://"})
+
+@app.task(base=SingletonTask, name="sync", lock_ttl="30")
+def sync(): ...
+"""
+
+
+def test_option_that_cannot_be_used(tmp_path: Path) -> None:
+    """The same for an option of a task that is bound when the worker starts. (What an import raises, Celery shows in full.)"""
+    (tmp_path / "shop.py").write_text(BAD_OPTION)
+    command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "shop", "worker", "--pool", "solo"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (1, "") == (done.returncode, done.stdout)
+    assert ["Error: task sync: lock_ttl='30' must be at least 1 second and at most a year"] == done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])
@@ -65,9 +109,23 @@ def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode
             assert isinstance(error, StoreError)
             assert not isinstance(error, StoreUnavailable)
         assert [] == bench.starts()
-        said = worker.wait_for_lines(": WARNING/", "The store of locks cannot be used for now")
+        said = worker.wait_for_lines(": ERROR/", "The store of locks refuses this worker", "fail until that is mended")
         assert len(said) == 1, said
+        assert [] == worker.lines(": WARNING/", "The store of locks")
         assert "wr0ngpass" not in worker.logs()
+
+
+def test_login_without_info(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """A login that may run scripts and no dangerous commands does: nothing is said of a store that tasks can use."""
+    with RedisServer() as guarded:
+        rules = ("on", ">pass", "~singleton*", "+@all", "-@dangerous", "-info")
+        redis.Redis.from_url(guarded.url()).execute_command("ACL", "SETUSER", "worker", *rules)
+        url = f"redis://worker:pass@127.0.0.1:{guarded.port}/0"
+        worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
+        job = bench.job("store_raise")
+        assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
+        assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
+        assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not tell its maxmemory-policy"))
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])

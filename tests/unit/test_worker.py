@@ -13,14 +13,15 @@ import billiard
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from celery.concurrency import get_implementation
 from celery.concurrency.prefork import TaskPool
 from celery.worker.request import Request
 from kombu.message import Message
 
-from celery_singleton_lock import SingletonTask, attempt, worker
+from celery_singleton_lock import ConfigurationError, SingletonTask, attempt, worker
 from celery_singleton_lock.attempt import Attempt, attempt_of
 from celery_singleton_lock.bootstep import SingletonStep
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.runtime import replace_runtime, runtime_of
 from celery_singleton_lock.testing import memory_store
 
 
@@ -99,6 +100,19 @@ def test_other_children_are_sent_the_token(app: Celery, monkeypatch: pytest.Monk
     assert found.token == request._claim(1).token
     assert re.fullmatch("[0-9a-f]{32}", found.token)
     assert found.token not in repr(request.request_dict)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
+def test_memory_store(app: Celery, pool: str) -> None:
+    """A store in memory is refused in words where bodies run in several processes."""
+    app.conf.singleton_lock_url = "memory://"
+    parent = SimpleNamespace(app=app, pool_cls=get_implementation(pool))
+    replace_runtime(app, None)
+    if pool in ("prefork", "processes"):
+        with pytest.raises(ConfigurationError, match=r"singleton_lock_url='memory://'.*prefork"):
+            SingletonStep(parent)
+    else:
+        SingletonStep(parent).start(parent)
 
 
 def test_without_a_secret(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
