@@ -53,7 +53,7 @@ _FOREIGN_SETTINGS = {
     "singleton_lock_expiry": "singleton_lock_ttl, and a lease is renewed while its task runs",
 }
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
-_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
+_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def _store(conf: Any) -> tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
         return (
             url,
             options if _scheme(url) == "sentinel" else {},
-            tls if _scheme(url) in ("rediss", "sentinel") else None,
+            tls if _scheme(url) in ("rediss", "valkeys", "sentinel") else None,
         )
     broker = _broker(conf)
     if broker:

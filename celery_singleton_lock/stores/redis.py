@@ -8,6 +8,7 @@ but for `free`, which may so meet whoever came in between.
 from __future__ import annotations
 
 import math
+import re
 import ssl
 import time
 from _thread import allocate_lock
@@ -16,15 +17,22 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import sha1
 from itertools import islice
-from pkgutil import get_data
+from pkgutil import get_data, resolve_name
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import __version__, exceptions
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+from redis.sentinel import (
+    MasterNotFoundError,
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
@@ -39,6 +47,12 @@ _OUTAGES = tuple(
     if hasattr(exceptions, name)
 )
 _PASSING = ("READONLY", "OOM ", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ", "NOREPLICAS", "MISCONF")
+#: How servers say that they refuse a login, or commands without one; a stranger's command may have few and short words only.
+_LOGIN = re.compile(
+    r"AuthenticationError|NOAUTH|WRONGPASS|Authentication required"
+    r"|unauthenticated (multi)?bulk length|invalid (username-)?password",
+    re.IGNORECASE,
+)
 LOOK = 0.05  # seconds between looks for a free connection, should an exception have kept the bell from ringing
 GRACE = 0.05  # seconds for sending, and again for the reply, of a call whose thread was kept from running
 _VERIFY = {"CERT_REQUIRED": "required", "CERT_OPTIONAL": "optional", "CERT_NONE": "none"}
@@ -73,6 +87,17 @@ _SCRIPTS = {
     "holder": _Script("holder", 1, 0),
     "free": _Script("free", 1, 1),
 }
+
+
+class _Words:
+    """Packed words of a command. Error trackers that keep the variables of frames show its mute repr, and not the token."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+
 _GRANTED = Verdict(Answer.GRANTED)
 _RENEWED = {answer.value: answer for answer in Renewed}
 #: What scripts answer most often, as it comes: to these no parser is needed.
@@ -92,12 +117,12 @@ class _Socket:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def exchange(self, command: bytes, deadline: float) -> Any:
+    def exchange(self, command: _Words, deadline: float) -> Any:
         """Send a command; the reply, if that is one of `_KNOWN`; if not, None, and the reply is still there to be read.
 
         Each step has `GRACE` at least: a body that keeps the GIL may have eaten all the time there was.
         """
-        self._bounded(deadline, GRACE).sendall(command)
+        self._bounded(deadline, GRACE).sendall(command.raw)
         sock = self._bounded(deadline, GRACE)
         try:
             seen = sock.recv(_LOOK_AHEAD)
@@ -183,9 +208,9 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        words, place = claim.packed or _words_of(claim), _place(claim.node, claim.pid, claim.watched)
+        place = _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched)
         place += _YES if claim.redelivered else _NO
-        reply = self._run("acquire", words + _packed(claim.task_id) + place, timeout)
+        reply = self._run("acquire", claim.packed or _words_of(claim), place, timeout)
         if reply[0] == "granted":
             return _GRANTED
         answer, *holder = reply
@@ -193,18 +218,17 @@ class RedisStore:
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         words = [claim.packed_renewal or _renewal_of(claim) for claim in claims]
-        packed = b"".join([keys for keys, _ in words] + [args for _, args in words])
-        return [_RENEWED[answer] for answer in self._run("renew", packed, timeout, len(words))]
+        packed = _Words(b"".join([keys.raw for keys, _ in words] + [args.raw for _, args in words]))
+        return [_RENEWED[answer] for answer in self._run("renew", packed, b"", timeout, len(words))]
 
     def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
         keys, args = _renewal_of(claim)
         more = _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched) + (_YES if expired else _NO)
-        answer, taken = self._run("retake", keys + args + more, timeout)
+        answer, taken = self._run("retake", _Words(keys.raw + args.raw), more, timeout)
         return _RENEWED[answer], bool(taken)
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
-        words: bytes = claim.packed or _words_of(claim)
-        return bool(self._run("release", words + (_YES if success else _NO), timeout))
+        return bool(self._run("release", claim.packed or _words_of(claim), _YES if success else _NO, timeout))
 
     def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -213,11 +237,11 @@ class RedisStore:
             self._command("DEL", claim.ended, timeout=timeout)
 
     def holder(self, lock: str) -> Holder | None:
-        reply = self._run("holder", _packed(lock))
+        reply = self._run("holder", _NONE, _packed(lock))
         return _holder(reply) if reply else None
 
     def free(self, base: str, lock: str) -> Holder | None:
-        reply = self._run("free", _packed(lock, f"{base}:attempt:"))
+        reply = self._run("free", _NONE, _packed(lock, f"{base}:attempt:"))
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -232,20 +256,20 @@ class RedisStore:
             for slot in self._free:
                 slot.drop()
 
-    def _run(self, name: str, words: bytes, timeout: float | None = None, times: int = 1) -> Any:
+    def _run(self, name: str, words: _Words, more: bytes, timeout: float | None = None, times: int = 1) -> Any:
         deadline = self._deadline(timeout)
         try:
-            return self._call(_head("EVALSHA", name, times) + words, deadline)
+            return self._call(_Words(_head("EVALSHA", name, times) + words.raw + more), deadline)
         except exceptions.NoScriptError:
-            return self._call(_head("EVAL", name, times) + words, deadline)
+            return self._call(_Words(_head("EVAL", name, times) + words.raw + more), deadline)
 
     def _command(self, *words: object, timeout: float | None = None) -> Any:
-        return self._call(b"*%d\r\n%b" % (len(words), _packed(*words)), self._deadline(timeout))
+        return self._call(_Words(b"*%d\r\n%b" % (len(words), _packed(*words))), self._deadline(timeout))
 
     def _deadline(self, timeout: float | None = None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
 
-    def _call(self, command: bytes, deadline: float) -> Any:
+    def _call(self, command: _Words, deadline: float) -> Any:
         held: list[_Slot] = []
         try:
             if not self._gate.locked():  # nobody waits for a slot
@@ -255,13 +279,8 @@ class RedisStore:
             return self._talk(held[0], command, deadline)
         except exceptions.NoScriptError:
             raise
-        except _DENIED as error:
-            raise StoreError(f"the store refused: {error}") from error
-        except exceptions.ResponseError as error:
-            passing = isinstance(error, _OUTAGES) or any(word in str(error) for word in _PASSING)
-            raise (StoreUnavailable if passing else StoreError)(f"the store refused: {error}") from error
         except (exceptions.RedisError, OSError) as error:
-            raise StoreUnavailable(f"the store could not be reached: {error}"[:300]) from error
+            raise _told(error) from _bare(error)
         finally:
             if held:
                 self._free.append(held[0])  # with no call of Python code before, in which an exception could strike
@@ -299,7 +318,7 @@ class RedisStore:
         with suppress(RuntimeError):  # another thread was quicker
             self._bell.release()
 
-    def _talk(self, slot: _Slot, command: bytes, deadline: float) -> Any:
+    def _talk(self, slot: _Slot, command: _Words, deadline: float) -> Any:
         """Send a command and read its reply; the slot stays dirty unless the reply was read to its end."""
         if slot.dirty:
             slot.drop()
@@ -334,7 +353,26 @@ def _left(deadline: float) -> float:
     return left if left > 0.001 else 0.001
 
 
-def _reply(connection: Any, command: bytes, deadline: float) -> Any:
+def _told(error: Exception) -> StoreError:
+    """What is raised for an error of redis-py or of a socket: a refusal, or an outage."""
+    whole = str(error)
+    # Servers repeat a command's words, passwords and tokens too; redis-py shows how each Sentinel was asked, by all its options.
+    text = whole.partition(" : <" if isinstance(error, MasterNotFoundError) else ", with args beginning with")[0][:300]
+    if isinstance(error, exceptions.AuthenticationError) or _LOGIN.search(whole):
+        return StoreError(f"the store refused the login, wrong or missing password: {text}")
+    if isinstance(error, (*_DENIED, exceptions.ResponseError)):
+        passing = isinstance(error, _OUTAGES) or any(word in text for word in _PASSING)
+        return (StoreUnavailable if passing else StoreError)(f"the store refused: {text}")
+    return StoreUnavailable(f"the store could not be reached: {text}")
+
+
+def _bare(error: Exception) -> Exception:
+    """An error without the frames of redis-py, in whose variables error trackers would find passwords."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _reply(connection: Any, command: _Words, deadline: float) -> Any:
     """What the server answers. A command that met a closed connection is sent once more."""
     for once_more in (True, False):
         if connection._sock is None:
@@ -367,11 +405,11 @@ def _place(node: str, pid: int, watched: bool) -> bytes:
     return _packed(node, pid, "1" if watched else "")
 
 
-def _words_of(claim: Claim) -> bytes:
+def _words_of(claim: Claim) -> _Words:
     """The words that acquiring and releasing begin with, made once for both."""
     attempt = claim.attempt
     lock = claim.lock if claim.digest else attempt
-    claim.packed = words = _packed(lock, attempt, claim.ended, claim.token) + _duration(claim.ttl)
+    claim.packed = words = _Words(_packed(lock, attempt, claim.ended, claim.token) + _duration(claim.ttl))
     return words
 
 
@@ -381,11 +419,11 @@ def _duration(seconds: float) -> bytes:
     return _packed(_ms(seconds))
 
 
-def _renewal_of(claim: Claim) -> tuple[bytes, bytes]:
+def _renewal_of(claim: Claim) -> tuple[_Words, _Words]:
     """Keys and other words of a renewal, made once for all."""
     attempt = claim.attempt
     keys = _packed(claim.lock if claim.digest else attempt, attempt)
-    claim.packed_renewal = words = keys, _packed(claim.token) + _duration(claim.ttl)
+    claim.packed_renewal = words = _Words(keys), _Words(_packed(claim.token) + _duration(claim.ttl))
     return words
 
 
@@ -401,7 +439,7 @@ def _packed(*words: object) -> bytes:
     return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
 
 
-_YES, _NO = _packed("1"), _packed("")
+_YES, _NO, _NONE = _packed("1"), _packed(""), _Words(b"")
 
 
 def _ms(seconds: float) -> int:
@@ -419,13 +457,15 @@ def connector(
     """A function that makes connections to the server that a URL names, as Celery spells URLs.
 
     Arguments:
-        url: ``redis://``, ``rediss://``, ``redis+socket://`` or ``sentinel://`` (several, separated by semicolons).
-        options: Celery's transport options; `master_name`, `sentinel_kwargs`, `username` and `password` are used.
+        url: ``redis://``, ``rediss://``, ``redis+socket://`` or ``sentinel://`` (several, separated by semicolons);
+            ``valkey://`` and ``valkeys://`` are ``redis://`` and ``rediss://``.
+        options: Celery's transport options; `master_name`, `sentinel_kwargs`, `username`, `password` and
+            `credential_provider` are used.
         tls: certificate options as in Celery's `redis_backend_use_ssl`.
         timeout: seconds in which all Sentinels together must tell which server it is.
 
     Raises:
-        ConfigurationError: the URL or the options do not name a server.
+        ConfigurationError: the URL or the options do not name a server, or name a credential provider that is none.
     """
     try:
         return _connector(url, options, tls, timeout)
@@ -442,17 +482,68 @@ def _connector(
 ) -> Callable[[], Any]:
     wanted: dict[str, Any] = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), **_RESP2}
     wanted.update({name: options[name] for name in ("username", "password") if options.get(name)})
+    url = _as_redis_py_spells(url)
     scheme = urlsplit(url).scheme
     if scheme == "sentinel":
         return _sentinel(url, options, tls, timeout, wanted)
-    found = dict(_parse_url(_as_redis_py_spells(url)))
+    found = dict(_parse_url(url))
+    provider = found.pop("credential_provider", None) or options.get("credential_provider")
     for name in ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections"):
         found.pop(name, None)  # ours are used
     base: Any = UnixDomainSocketConnection if "path" in found else Connection
     if scheme == "rediss" or tls:
         base = SSLConnection
         found = _host_checked({**_tls(tls or {}), **_tls(found)})
-    return _maker(base, {**wanted, **found})
+    return _maker(base, _login({**wanted, **found}, provider))
+
+
+def _login(options: dict[str, Any], provider: Any) -> dict[str, Any]:
+    """Options with a credential provider, if one is given, instead of user and password, as Celery (5.7) has it."""
+    if not provider:
+        return options
+    rest = {name: value for name, value in options.items() if name not in ("username", "password")}
+    return {**rest, "credential_provider": _Provider(_provider(provider))}
+
+
+def _provider(given: Any) -> Any:
+    """A credential provider, or what the dotted name of one makes.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    made = given
+    if isinstance(given, str):
+        try:
+            made = resolve_name(given)()
+        except Exception as error:
+            detail = (
+                f": {error}" if isinstance(error, (ImportError, AttributeError)) else ""
+            )  # others may tell a secret
+            raise ConfigurationError(
+                f"singleton_lock_url: credential_provider={given} cannot be used ({type(error).__name__}{detail})"
+            ) from error
+    if not isinstance(made, CredentialProvider):
+        source = given if isinstance(given, str) else type(given).__name__
+        raise ConfigurationError(
+            f"singleton_lock_url: credential_provider={source} must be a redis.CredentialProvider or make one"
+        )
+    return made
+
+
+class _Provider(CredentialProvider):
+    """A user's credential provider, whose errors count as the store's."""
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            name = type(self._provider).__name__
+            raise exceptions.ConnectionError(
+                f"the credential provider {name} failed: {type(error).__name__}"
+            ) from error
 
 
 def _maker(base: Any, options: dict[str, Any]) -> Callable[[], Any]:
@@ -463,6 +554,7 @@ def _maker(base: Any, options: dict[str, Any]) -> Callable[[], Any]:
 
 def _as_redis_py_spells(url: str) -> str:
     """Celery's `redis+socket:///path?virtual_host=1` is redis-py's `unix:///path?db=1`."""
+    url = re.sub("^valkey(s?)://", r"redis\1://", url)
     url = url.replace("redis+socket://", "unix://", 1)
     return url.replace("virtual_host=", "db=") if url.startswith("unix://") else url
 
@@ -493,6 +585,7 @@ def _sentinel(
     last = parts[-1]
     wanted |= {"db": int(last.path.strip("/") or 0)}
     wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
+    provider = parse_qs(last.query).get("credential_provider", [options.get("credential_provider")])[-1]
     share = timeout / len(parts) / 2  # they are asked in turn, each by a connection and a command
     bounds = {"socket_timeout": share, "socket_connect_timeout": share, "retry": Retry(NoBackoff(), 0)}
     asked = {**bounds, **(options.get("sentinel_kwargs") or {})}
@@ -504,7 +597,7 @@ def _sentinel(
         sentinel,
         ssl=bool(tls),
         connection_class=kind,
-        **{**wanted, **(_host_checked(_tls(tls)) if tls else {})},
+        **_login({**wanted, **(_host_checked(_tls(tls)) if tls else {})}, provider),
     )
     make: Callable[[], Any] = pool.make_connection
     return make

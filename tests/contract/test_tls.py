@@ -57,10 +57,11 @@ def test_unknown_certificate_is_refused_when_asked(
         redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={required}").acquire(claim())
 
 
+@pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
 @pytest.mark.parametrize("unchecked", ["none", "CERT_NONE"])
-def test_unchecked_by_url(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: str) -> None:
+def test_unchecked_by_url(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: str, scheme: str) -> None:
     """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
-    store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
+    store = redis_store(f"{scheme}://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
     assert store.acquire(claim()).answer is Answer.GRANTED
 
 
@@ -107,22 +108,24 @@ def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, claim:
 
 
 @pytest.mark.parametrize(
-    ("url", "ssl_options"),
+    ("url", "ssl_options", "scheme"),
     [
-        ("broker_url", "broker_use_ssl"),
-        ("result_backend", "redis_backend_use_ssl"),
-        ("singleton_lock_url", "broker_use_ssl"),
-        ("singleton_lock_url", "redis_backend_use_ssl"),
+        ("broker_url", "broker_use_ssl", "rediss"),
+        ("result_backend", "redis_backend_use_ssl", "rediss"),
+        ("singleton_lock_url", "broker_use_ssl", "rediss"),
+        ("singleton_lock_url", "redis_backend_use_ssl", "rediss"),
+        ("singleton_lock_url", "broker_use_ssl", "valkeys"),
+        ("singleton_lock_url", "redis_backend_use_ssl", "valkeys"),
     ],
 )
 def test_certificates_of_celerys_settings(
-    tls_port: int, certificate: tuple[Path, Path], claim: MakeClaim, url: str, ssl_options: str
+    tls_port: int, certificate: tuple[Path, Path], claim: MakeClaim, url: str, ssl_options: str, scheme: str
 ) -> None:
     """An app's store is reached with the certificate options that Celery's own settings hold, and not without them."""
 
     def acquired(given: dict[str, Any]) -> Answer:
         app = Celery("tls", set_as_current=False)
-        app.conf.update({"broker_url": "memory://", url: f"rediss://localhost:{tls_port}/0", ssl_options: given})
+        app.conf.update({"broker_url": "memory://", url: f"{scheme}://localhost:{tls_port}/0", ssl_options: given})
         store = runtime_of(app).store
         try:
             return store.acquire(claim()).answer

@@ -1,0 +1,309 @@
+"""Logins: credential providers as Celery names them, and what a refused login says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import Redis
+from redis.credentials import CredentialProvider
+
+from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
+from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.stores import Answer, Claim, Renewed
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.contract.conftest import MakeStore
+from tests.servers import Process, RedisServer, free_port, is_listening, redis_program, until
+
+MakeClaim = Callable[..., Claim]
+
+PASSWORD = "pa55-of-the-default"
+USER, USER_PASSWORD = "locks", "pa55-of-the-user"
+#: Two passwords that no server knows: no error may show them.
+WRONG = ("wr0ng-one", "wr0ng-two")
+WORDS = "wrong or missing password"
+
+
+class DefaultUser(CredentialProvider):
+    """Knows the password of the default user."""
+
+    def get_credentials(self) -> tuple[str]:
+        return (PASSWORD,)
+
+
+class AclUser(CredentialProvider):
+    """Knows a user and its password."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return USER, USER_PASSWORD
+
+
+class Outdated(CredentialProvider):
+    """Knows a password that is no longer right."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return USER, WRONG[0]
+
+
+class Rotating(CredentialProvider):
+    """Has another answer each time it is asked."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, ...]] = [(USER, USER_PASSWORD), (PASSWORD,)]
+
+    def get_credentials(self) -> tuple[str, ...]:
+        return self.answers.pop(0)
+
+
+class Away(CredentialProvider):
+    """Cannot reach the service that knows the password."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        raise RuntimeError(f"no answer for {WRONG[0]}")
+
+
+class NoProvider:
+    """Something else."""
+
+
+class NeedsMore(CredentialProvider):
+    """Cannot be made without arguments."""
+
+    def __init__(self, secret: str) -> None: ...
+
+
+def made() -> CredentialProvider:
+    """Make a provider, as a class does."""
+    return AclUser()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisServer]:
+    """A Redis whose default user has a password, and which has a user of its own."""
+    server = RedisServer("--requirepass", PASSWORD, "--user", USER, "on", f">{USER_PASSWORD}", "~*", "&*", "+@all")
+    with server:
+        yield server
+
+
+def named(provider: object) -> str:
+    return f"{__name__}.{provider.__name__}"  # type: ignore[attr-defined]
+
+
+# -- credential providers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("provider", [DefaultUser, AclUser, made])
+@pytest.mark.parametrize("separator", [".", ":"])
+def test_provider_in_url(
+    guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim, provider: Any, separator: str
+) -> None:
+    """A URL may name a credential provider, in either spelling of Celery; it counts before a login in the URL."""
+    name = separator.join(named(provider).rsplit(".", 1))
+    for login in ("", f"someone:{WRONG[0]}@"):
+        url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
+        assert redis_store(url).acquire(claim(login)).answer is Answer.GRANTED
+
+
+@pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
+def test_provider_among_options(guarded: RedisServer, claim: MakeClaim, provider: Any) -> None:
+    """It may come among the options too, as an object or a name; a URL's counts before it."""
+    store = RedisStore(connector(guarded.url(), {"credential_provider": provider}))
+    assert store.acquire(claim("option")).answer is Answer.GRANTED
+    store.close()
+    url = f"{guarded.url()}?credential_provider={named(AclUser)}"
+    store = RedisStore(connector(url, {"credential_provider": Outdated(), "password": WRONG[0]}))
+    assert store.acquire(claim()).answer is Answer.GRANTED
+    store.close()
+
+
+@pytest.mark.parametrize("setting", ["broker_url", "result_backend", "singleton_lock_url"])
+def test_provider_in_settings(guarded: RedisServer, claim: MakeClaim, setting: str) -> None:
+    """It works in each setting that may name the store."""
+    app = Celery("login", set_as_current=False)
+    app.conf.update({"broker_url": "memory://", setting: f"{guarded.url()}?credential_provider={named(AclUser)}"})
+    store = runtime_of(app).store
+    assert store.acquire(claim()).answer is Answer.GRANTED
+    store.close()
+    app.close()
+
+
+def test_provider_is_asked_for_each_connection(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """Credentials that change are those of the moment when a connection is made."""
+    store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), claim()
+    store.acquire(one)
+    assert USER == store._command("ACL", "WHOAMI")
+    store._free[0].drop()
+    assert [Renewed.DONE] == store.renew([one])
+    assert "default" == store._command("ACL", "WHOAMI")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("no_such_module.Provider", "no_such_module"),
+        (f"{__name__}.NoSuchProvider", "NoSuchProvider"),
+        ("nothing", "nothing"),
+        ("not a name", "not a name"),
+        (f"{__name__}.NoProvider", "CredentialProvider"),
+        (f"{__name__}.NeedsMore", "TypeError"),
+        (f"{__name__}.PASSWORD", "TypeError"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["redis", "sentinel"])
+def test_bad_provider_is_refused(name: str, says: str, scheme: str) -> None:
+    """A name that leads to no credential provider is refused in words, before anything connects."""
+    with pytest.raises(ConfigurationError, match=r"credential_provider") as refused:
+        connector(f"{scheme}://127.0.0.1:1/0?credential_provider={name}", {"master_name": "m"})
+    assert name in str(refused.value)
+    assert says in str(refused.value)
+    assert PASSWORD not in str(refused.value)
+
+
+@pytest.mark.parametrize("provider", [NoProvider(), 5])
+def test_bad_provider_object_is_refused(provider: object) -> None:
+    """So is an object that is none."""
+    with pytest.raises(ConfigurationError, match=f"credential_provider.*{type(provider).__name__}"):
+        connector("redis://127.0.0.1:1/0", {"credential_provider": provider})
+
+
+def test_provider_that_fails(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """A provider that raises is an outage: the service that knows the password may be back soon. Its text is not shown."""
+    store = redis_store(f"{guarded.url()}?credential_provider={named(Away)}")
+    with pytest.raises(StoreUnavailable, match=r"credential provider.*RuntimeError") as unavailable:
+        store.acquire(claim())
+    assert WRONG[0] not in str(unavailable.value)
+
+
+# -- refused logins ------------------------------------------------------------------------------
+
+
+def refused_login(call: Callable[[], Any]) -> None:
+    """The call fails with a refusal that says so in words, and shows no password."""
+    with pytest.raises(StoreError, match=WORDS) as refused:
+        call()
+    assert not isinstance(refused.value, StoreUnavailable)
+    for password in (PASSWORD, USER_PASSWORD, *WRONG):
+        assert password not in str(refused.value)
+
+
+CALLS: Mapping[str, Callable[[RedisStore, Claim], Any]] = {
+    "acquire": lambda store, claim: store.acquire(claim),
+    "renew": lambda store, claim: store.renew([claim]),
+    "release": lambda store, claim: store.release(claim, success=True),
+    "holder": lambda store, claim: store.holder(claim.lock),
+    "eviction_policy": lambda store, claim: store.eviction_policy(),
+}
+
+
+@pytest.mark.parametrize("login", ["", f":{WRONG[0]}@", f"{USER}:{WRONG[0]}@", f"nobody:{WRONG[0]}@"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_refused_login(
+    guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim, login: str, call: Callable[..., Any]
+) -> None:
+    """A wrong or missing password, or an unknown user, is told in words, whichever call meets it, each time."""
+    store = redis_store(guarded.url().replace("redis://", f"redis://{login}"))
+    for _ in range(2):
+        refused_login(lambda: call(store, claim()))
+
+
+def test_refused_login_of_a_provider(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """So is one that a provider has given."""
+    store = redis_store(f"{guarded.url()}?credential_provider={named(Outdated)}")
+    refused_login(lambda: store.acquire(claim()))
+
+
+def test_large_command_without_a_login(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+    """Servers refuse long commands of strangers by other words of the protocol; they mean the same."""
+    store = redis_store(guarded.url())
+    refused_login(lambda: store._command(*["x"] * 11))
+    refused_login(lambda: store._command("SET", "k", "x" * 20000))
+
+
+def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, claim: MakeClaim) -> None:
+    """Another refusal does not speak of passwords."""
+    one = claim()
+    client.set(one.lock, "theirs", px=5000)
+    with pytest.raises(StoreError) as refused:
+        redis_store().acquire(one)
+    assert "password" not in str(refused.value)
+
+
+def test_arguments_are_not_shown(
+    own_server: Callable[..., RedisServer], redis_store: MakeStore, claim: MakeClaim
+) -> None:
+    """Servers that do not know a command tell its first arguments: neither a password nor a token is shown."""
+    server = own_server("--rename-command", "AUTH", "", "--rename-command", "EVALSHA", "")
+    one = Claim("b", "d", "t0ken", 30.0, "id")
+    with pytest.raises(StoreError, match=r"(?i)unknown command.*evalsha") as refused:
+        redis_store(server.url()).acquire(one)
+    assert "t0ken" not in str(refused.value)
+    with pytest.raises(StoreError, match=r"(?i)unknown command.*auth") as refused:
+        redis_store(server.url().replace("redis://", f"redis://:{WRONG[0]}@")).acquire(one)
+    assert WRONG[0] not in str(refused.value)
+
+
+# -- by way of Sentinel --------------------------------------------------------------------------
+
+SENTINEL_PASSWORD = "pa55-of-the-sentinel"
+
+
+@pytest.fixture(scope="module")
+def sentinel(guarded: RedisServer) -> Iterator[str]:
+    """URL of a Sentinel with a password, for a server with another."""
+    port = free_port()
+    path = guarded.directory / "sentinel.conf"
+    path.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {guarded.directory}\nrequirepass {SENTINEL_PASSWORD}\n"
+        f"sentinel monitor m 127.0.0.1 {guarded.port} 1\nsentinel auth-pass m {PASSWORD}\n"
+    )
+    process = Process([redis_program(), str(path), "--sentinel"], guarded.directory / "sentinel.log")
+    process.start()
+    url = f"sentinel://127.0.0.1:{port}/0"
+    try:
+        until(lambda: is_listening(port), "Sentinel")
+        with Redis(port=port, password=SENTINEL_PASSWORD) as client:
+            until(lambda: b"ok" in str(client.execute_command("SENTINEL", "CKQUORUM", "m")).lower().encode())
+        yield url
+    finally:
+        process.kill()
+
+
+def by_sentinel(url: str, own: str | None = SENTINEL_PASSWORD, **options: Any) -> RedisStore:
+    more = {"sentinel_kwargs": {"password": own}} if own else {}
+    return RedisStore(connector(url, {"master_name": "m", **more, **options}, None, 2.0), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [
+        ("", {"username": USER, "password": USER_PASSWORD}),
+        ("", {"credential_provider": AclUser()}),
+        (f"?credential_provider={named(AclUser)}", {}),
+    ],
+    ids=["password", "object", "url"],
+)
+def test_sentinel(sentinel: str, claim: MakeClaim, query: str, options: dict[str, Any]) -> None:
+    """By way of Sentinel the server gets its login, also by a credential provider; the Sentinel has its own."""
+    store = by_sentinel(sentinel + query, **options)
+    assert store.acquire(claim()).answer is Answer.GRANTED
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("own", "options"),
+    [
+        (SENTINEL_PASSWORD, {}),
+        (SENTINEL_PASSWORD, {"password": WRONG[0]}),
+        (SENTINEL_PASSWORD, {"credential_provider": Outdated()}),
+        (WRONG[1], {"password": PASSWORD}),
+        (None, {"password": PASSWORD}),
+    ],
+    ids=["none", "wrong", "provider", "sentinel's wrong", "sentinel's none"],
+)
+def test_refused_login_by_sentinel(sentinel: str, claim: MakeClaim, own: str | None, options: dict[str, Any]) -> None:
+    """A refused login is told in words there too, whether the server or the Sentinel refuses it."""
+    store = by_sentinel(sentinel, own, **options)
+    refused_login(lambda: store.acquire(claim()))
+    store.close()

@@ -1,0 +1,203 @@
+"""Errors of a store show no token to trackers that keep the variables of an exception's frames."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import SingletonTask, StoreError
+from celery_singleton_lock.stores import Claim
+from celery_singleton_lock.stores.redis import RedisStore, connector
+from tests.contract.conftest import MakeStore
+from tests.contract.test_redis import CALLS, every_call
+from tests.servers import RedisServer, free_port
+
+TIMEOUT = 0.15
+TOKEN, WRONG = "70ken-0f-this-attempt", "pa55w0rd"
+StartServer = Callable[..., RedisServer]
+Call = Callable[[Any, Claim], Any]
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error with all that it came from, hidden causes included."""
+    if error is not None:
+        yield error
+        yield from chain(error.__cause__)
+        yield from chain(error.__context__)
+
+
+def frames(trace: TracebackType | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_name, trace.tb_frame.f_locals
+        trace = trace.tb_next
+
+
+def shown(value: Any, depth: int = 4) -> Iterator[str]:
+    """What trackers keep of a value: texts as they are, the contents of containers, the repr of all else."""
+    yield f"{value!r} {value}"
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        yield bytes(value).decode(errors="replace")
+    elif depth and isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from shown(name, depth - 1)
+            yield from shown(one, depth - 1)
+    elif depth and isinstance(value, (list, tuple, set, frozenset)):
+        for one in value:
+            yield from shown(one, depth - 1)
+
+
+def leaks(raised: BaseException, *secrets: str) -> list[str]:
+    """Names of what shows a secret: variables of frames below this module's, and the errors themselves."""
+    found = []
+    for error in chain(raised):
+        texts = {"the error": [f"{error!r} {error} {error.args!r}", *traceback.format_exception(error)]}
+        for name, variables in frames(error.__traceback__):
+            texts |= {f"{variable} in {name}": list(shown(value)) for variable, value in variables.items()}
+        found += [place for place, values in texts.items() if any(s in value for s in secrets for value in values)]
+    return found
+
+
+@pytest.fixture
+def one(base: str) -> Claim:
+    return Claim(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, watched=True)
+
+
+def shows_nothing(call: Call, store: RedisStore, claim: Claim) -> None:
+    """The call fails, and nothing of the error shows the token; nor does a second one, for which all is packed."""
+    for _ in range(2):
+        with pytest.raises(StoreError) as raised:
+            call(store, claim)
+        assert [] == leaks(raised.value, TOKEN)
+
+
+def test_leaks_are_found() -> None:
+    """What this module looks for would be found: in variables, in containers, in causes, in texts."""
+
+    def fail(words: Any, cause: Exception | None = None) -> Exception:
+        try:
+            raise ValueError from cause
+        except ValueError as error:
+            return error
+
+    for words in (TOKEN, TOKEN.encode(), [{"a": (TOKEN.encode(),)}], bytearray(TOKEN.encode())):
+        assert ["words in fail"] == leaks(fail(words), TOKEN)
+        inner = fail(words)
+        assert leaks(fail(None, inner), TOKEN)
+    assert ["the error"] == leaks(ValueError(TOKEN), TOKEN)
+    assert [] == leaks(fail("harmless"), TOKEN)
+
+
+@every_call
+def test_server_away(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+    """Not where the server has gone since the connection was made, nor where it cannot be connected to."""
+    server = own_server()
+    store = redis_store(server.url(), TIMEOUT)
+    call(store, one)
+    server.stop()
+    shows_nothing(call, store, one)
+    shows_nothing(call, redis_store(server.url(), TIMEOUT), one)
+
+
+@every_call
+def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+    """Not where the server does not answer in time, whether connected before or not."""
+    server = own_server()
+    store = redis_store(server.url(), TIMEOUT)
+    call(store, one)
+    server.pause()
+    try:
+        shows_nothing(call, store, one)
+        shows_nothing(call, redis_store(server.url(), TIMEOUT), one)
+    finally:
+        server.resume()
+
+
+@every_call
+def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+    """Not where the server refuses the command, or tells what it was."""
+    server = own_server()
+    admin = redis_store(server.url())
+    admin._command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
+    shows_nothing(call, redis_store(server.url().replace("redis://", "redis://nobody:pw@")), one)
+    renamed = [word for name in ("EVALSHA", "SET", "DEL", "INFO") for word in ("--rename-command", name, "")]
+    shows_nothing(call, redis_store(own_server(*renamed).url()), one)
+
+
+@every_call
+@pytest.mark.parametrize("url", ["rediss://127.0.0.1:{port}/0", "sentinel://127.0.0.1:{port}/0"])
+def test_no_connection(own_server: StartServer, one: Claim, url: str, call: Call) -> None:
+    """Not where TLS or a Sentinel is expected and there is none."""
+    server = own_server()
+    store = RedisStore(connector(url.format(port=server.port), {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
+    shows_nothing(call, store, one)
+
+
+@pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
+def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: Claim, call: Call) -> None:
+    """Not where a connection by TLS, whose sending is Python code, is closed."""
+    cert, key, port = str(certificate[0]), str(certificate[1]), free_port()
+    files = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no"]
+    server = own_server("--tls-port", str(port), *files)
+    store = RedisStore(connector(f"rediss://localhost:{port}/0?ssl_ca_certs={cert}", {}), TIMEOUT)
+    call(store, one)
+    server.stop()
+    shows_nothing(call, store, one)
+    store.close()
+
+
+def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: Claim) -> None:
+    """Nor is the password of a login that is refused, which redis-py has in its variables."""
+    server = own_server("--requirepass", "right")
+    store = redis_store(server.url().replace("redis://", f"redis://:{WRONG}@"))
+    with pytest.raises(StoreError) as refused:
+        store.acquire(one)
+    assert [] == leaks(refused.value, TOKEN, WRONG)
+
+
+class Struck(Exception):
+    """Raised by a signal handler."""
+
+
+def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: Claim) -> None:
+    """Nor does an exception of a signal handler that strikes while a reply is awaited show the token."""
+
+    def strike(*_: Any) -> None:
+        raise Struck
+
+    server = own_server()
+    store = redis_store(server.url(), 10.0)
+    store.acquire(one)
+    before = signal.signal(signal.SIGVTALRM, strike)
+    main = threading.main_thread().ident or 0
+    server.pause()
+    try:
+        threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGVTALRM)).start()
+        with pytest.raises(Struck) as struck:
+            store.renew([one])
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
+        server.resume()
+    assert [] == leaks(struck.value, TOKEN)
+
+
+def test_frames_of_a_run(own_server: StartServer) -> None:
+    """Nor do the frames between a task's caller and the store, whose variables have the claim."""
+    server = own_server()
+    app = Celery("shown", set_as_current=False, broker="memory://", backend="cache+memory://")
+    app.conf.update(singleton_lock_url=server.url(), singleton_lock_eager=True)
+    task = app.task(base=SingletonTask, name="shown", on_store_error="raise")(bool)
+    server.stop()
+    with pytest.raises(StoreError) as raised:
+        task.apply(throw=True)
+    values = [value for _, variables in frames(raised.value.__traceback__) for value in variables.values()]
+    (token,) = {value.token for value in values if isinstance(value, Claim)}
+    assert [] == leaks(raised.value, token)
+    app.close()
