@@ -193,7 +193,7 @@ def test_frames_of_a_run(own_server: StartServer) -> None:
     server = own_server()
     app = Celery("shown", set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.update(singleton_lock_url=server.url(), singleton_lock_eager=True)
-    task = app.task(base=SingletonTask, name="shown", on_store_error="raise")(bool)
+    task = app.task(base=SingletonTask, name="shown", on_store_error="raise")(lambda: 1)
     server.stop()
     with pytest.raises(StoreError) as raised:
         task.apply(throw=True)
