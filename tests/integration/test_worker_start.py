@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import StoreError, StoreUnavailable
+from tests.contract.test_logins import PASSWORD, DefaultUser, named
 from tests.integration.bench import Bench
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, free_port
@@ -99,10 +100,11 @@ def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     assert [] == worker.lines(": WARNING/")
 
 
-def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+@pytest.mark.parametrize("login", [":wr0ngpass@", ""])
+def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], login: str) -> None:
     """A wrong password is no outage: the worker says so once and runs on, tasks fail under any setting, nobody is told it."""
     with RedisServer("--requirepass", "right") as guarded:
-        url = f"redis://:wr0ngpass@127.0.0.1:{guarded.port}/0"
+        url = guarded.url().replace("redis://", f"redis://{login}")
         worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
         for name in ("store_run", "store_retry", "store_raise"):
             error = bench.error(bench.job(name).apply_async((bench.tag,), queue=worker.worker_queue))
@@ -111,6 +113,7 @@ def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode
         assert [] == bench.starts()
         said = worker.wait_for_lines(": ERROR/", "The store of locks refuses this worker", "fail until that is mended")
         assert len(said) == 1, said
+        assert "wrong or missing password" in said[0]
         assert [] == worker.lines(": WARNING/", "The store of locks")
         assert "wr0ngpass" not in worker.logs()
 
@@ -126,6 +129,26 @@ def test_login_without_info(bench: Bench, fresh_worker: Callable[..., LocalWorke
         assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
         assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
         assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not tell its maxmemory-policy"))
+
+
+@pytest.mark.parametrize("pool_name", ["prefork", "threads"])
+def test_credential_provider(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str) -> None:
+    """A store whose URL names a credential provider is used by all processes of a worker."""
+    with RedisServer("--requirepass", PASSWORD) as guarded:
+        url = f"{guarded.url()}?credential_provider={named(DefaultUser)}"
+        worker = fresh_worker(WorkerSpec(pool_name, 2, conf={"singleton_lock_url": url}))
+        job = bench.job("store_raise")
+        assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
+        assert bench.starts()[0]["protected"] is True
+        assert [] == worker.lines(": WARNING/")
+
+
+def test_bad_credential_provider(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """A name that leads to none ends the worker at its start, in words."""
+    conf = {"singleton_lock_url": "redis://127.0.0.1:1/0?credential_provider=no_such.Provider"}
+    worker = fresh_worker(WorkerSpec("solo", 1, conf=conf), ready=False)
+    assert wait_for_end(worker.container, 20) not in (None, 0)
+    assert "credential_provider=no_such.Provider cannot be used" in worker.logs()
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])

@@ -361,18 +361,16 @@ def test_eager_failure_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any
 
 @pytest.mark.parametrize("source", ["option", "setting"])
 def test_singleton_false_is_a_plain_task(make_app: MakeApp, source: str) -> None:
-    """``singleton=False``, as option or app setting, makes a plain task that needs no store."""
+    """``singleton=False``, as option or app setting, makes a plain task, which runs beside itself without a lock."""
     setting = {"singleton_singleton": False} if source == "setting" else {}
     app = make_app(singleton_lock_eager=True, **setting)
     option = {"singleton": False} if source == "option" else {}
 
-    @app.task(base=SingletonTask, name="x", **option)
-    def task() -> str:
-        return "ran"
+    @app.task(base=SingletonTask, name="x", bind=True, **option)
+    def task(self: Any) -> list[bool]:
+        return [self.lease.protected, *(deliver(self).retval if self.request.is_eager else [])]
 
-    with hold(app.tasks["x"]):
-        assert "ran" == task.apply().get()
-        assert "ran" == deliver(app.tasks["x"]).retval
+    assert [False, False] == task.apply().get()
 
 
 def test_app_task_cls(make_app: MakeApp) -> None:

@@ -137,7 +137,7 @@ def native_threads() -> int:
 
 def memory_stores() -> int:
     gc.collect()
-    return sum(isinstance(one, MemoryStore) for one in gc.get_objects())
+    return sum(type(one) is MemoryStore for one in gc.get_objects())
 
 
 def test_nothing_is_left_behind(make_app: MakeApp) -> None:
