@@ -11,6 +11,8 @@ from celery_singleton_lock.board import Board
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
+from celery_singleton_lock.policy import RetryLater
+from celery_singleton_lock.republish import longest_delay, visibility_timeout
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.worker import is_prefork
 
@@ -38,11 +40,40 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             runtime.board = Board()
         if prefork:
             share_secret()
-        for task in list(parent.app.tasks.values()):
-            if getattr(type(task).__call__, "_singleton", False):
-                plan_of(task)
+        self._options = {
+            task.name: plan_of(task).options
+            for task in list(parent.app.tasks.values())
+            if getattr(type(task).__call__, "_singleton", False)
+        }
 
     def start(self, parent: Any) -> None:
+        self._compare_with_visibility_timeout(parent.app.conf)
+        self._look_at_store(parent)
+
+    def _compare_with_visibility_timeout(self, conf: Any) -> None:
+        """Warn of times that are too long for the broker, which delivers a waiting message again after its visibility timeout."""
+        timeout, longest = visibility_timeout(conf), longest_delay(conf)
+        delayed, outlived = [], []
+        for name, options in self._options.items():
+            policy = options.on_duplicate
+            if isinstance(policy, RetryLater) and policy.max_delay * (1 + policy.jitter) > longest:
+                delayed.append(name)
+            if options.lock_ttl > timeout:
+                outlived.append(name)
+        if delayed:
+            logger.warning(
+                "The broker's visibility timeout is %g s: RetryLater's delays are cut to %g s for the tasks %s",
+                timeout, longest, ", ".join(sorted(delayed)),
+            )  # fmt: skip
+        if outlived:
+            logger.warning(
+                "The broker's visibility timeout is %g s, and lock_ttl is longer for the tasks %s: when a worker dies, a message "
+                "that is delivered again waits for the rest of lock_ttl",
+                timeout, ", ".join(sorted(outlived)),
+            )  # fmt: skip
+
+    def _look_at_store(self, parent: Any) -> None:
+        """Log what keeps tasks from using the store, or the store from keeping locks."""
         runtime = runtime_of(parent.app, single=is_prefork(parent.pool_cls))
         try:
             runtime.store.holder(f"{runtime.settings.prefix}:{{}}:lock:")  # by a script, as tasks use the store

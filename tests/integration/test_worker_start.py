@@ -164,3 +164,19 @@ def test_copies_that_waited_for_a_worker(
     bench.let_go()
     assert ["held"] == [bench.get(copy) for copy in copies if copy.id == holder]
     assert 1 == len(bench.starts())
+
+
+@pytest.mark.parametrize(("timeout", "warned"), [(200, []), (100, ["RetryLater's delays are cut to 50 s"]), (45, None)])
+def test_visibility_timeout(
+    fresh_worker: Callable[..., LocalWorkerNode], timeout: int, warned: list[str] | None
+) -> None:
+    """A worker names the tasks whose delays or TTL do not fit the broker's visibility timeout, and no others."""
+    conf = {"broker_transport_options": {"visibility_timeout": timeout}}
+    worker = fresh_worker(WorkerSpec("solo", 1, conf=conf))
+    wanted = ["RetryLater's delays are cut to", "lock_ttl is longer"] if warned is None else warned
+    found = worker.lines(": WARNING/", "visibility timeout")
+    assert len(wanted) == len(found), found
+    for words, line in zip(wanted, found, strict=True):
+        assert words in line
+        assert ("job.retry_default" if "RetryLater" in words else "job.long") in line
+        assert "job.skip_short" not in line
