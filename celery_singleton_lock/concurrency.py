@@ -126,6 +126,8 @@ def _eventlet_calls() -> Calls:
     reader, writer = socket.socketpair()
     write = sys.modules["eventlet.patcher"].original("os").write
     schedule = eventlet.hubs.get_hub().schedule_call_global
+    get_ident = _native().get_ident
+    loop_thread = get_ident()
 
     def agent() -> None:
         while reader.recv(64):
@@ -138,4 +140,11 @@ def _eventlet_calls() -> Calls:
         write(writer.fileno(), b"x")  # one byte into a near-empty buffer never blocks
 
     eventlet.spawn_n(agent)
-    return call, lambda callback: call(lambda: schedule(0, callback)), writer.close
+
+    def call_in_loop(callback: Callback) -> None:
+        if get_ident() == loop_thread:  # at once: by way of the agent, any greenlet that is ready would run first
+            schedule(0, callback)
+        else:
+            call(lambda: schedule(0, callback))
+
+    return call, call_in_loop, writer.close

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,7 +63,7 @@ def _clean() -> Iterator[None]:
     yield
     signal.signal(signal.SIGURG, before)
     module._MainThreadInterrupt._earlier = None
-    assert [] == module._MainThreadInterrupt._armed
+    assert {} == module._running
 
 
 def fire_soon(interrupt: Any, seconds: float) -> threading.Timer:
@@ -450,6 +451,262 @@ def test_exception_that_a_finalizer_swallows(monkeypatch: pytest.MonkeyPatch) ->
         in_thread(work)
     finally:
         gc.set_threshold(*before)
+
+
+# -- swallowed by a finalizer --------------------------------------------------------------------
+
+LONG = 0.02  # seconds that a finalizer takes: nearly all the time of a body that drops one object after the other
+
+
+class Slow:
+    """Something whose `__del__` takes long, and in which an exception is swallowed."""
+
+    def __init__(self, wait: Callable[[float], object] = time.sleep) -> None:
+        self._wait = wait
+
+    def __del__(self) -> None:
+        self._wait(LONG)
+
+
+class Watched:
+    """Something with a slow callback at its end."""
+
+    def __init__(self) -> None:
+        self.end = weakref.finalize(self, time.sleep, LONG)
+
+
+class SlowCycle(Slow):
+    """Something that the collector alone can find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself = self
+
+
+def compute(seconds: float) -> None:
+    spin(time.monotonic() + seconds)
+
+
+def dropping(make: Callable[[], object]) -> Callable[[], None]:
+    """A body that drops one object after the other, for three seconds."""
+
+    def body() -> None:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            make()
+
+    return body
+
+
+def collecting() -> None:
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        SlowCycle()
+        gc.collect()
+
+
+def weak_callback() -> None:
+    """The callback of a weak reference is swallowed in the same way."""
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        it = Nothing()
+        reference = weakref.ref(it, lambda _: time.sleep(LONG))
+        del it
+        del reference
+
+
+class Nothing:
+    """An object without a finalizer."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        dropping(Slow),
+        dropping(lambda: Slow(compute)),
+        dropping(Watched),
+        collecting,
+        weak_callback,
+        dropping(lambda: [Slow(), Slow(), Slow()]),
+    ],
+    ids=["waits", "computes", "weakref.finalize", "collected", "weak callback", "several"],
+)
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_swallowed_interrupt_comes_again(place: Place, body: Callable[[], None]) -> None:
+    """An interrupt that a finalizer swallows is raised again in the body, soon, and reported to nobody as ignored."""
+
+    def work() -> None:
+        interrupt = here()
+        began = time.monotonic()
+        fire_soon(interrupt, LONG / 2)
+        with pytest.raises(LockLost):
+            run(interrupt, body)
+        assert time.monotonic() - began < 20 * LONG
+
+    place(work)
+
+
+def test_caught_interrupt_does_not_come_again(place: Place) -> None:
+    """A body that catches it is not struck by it again, whatever its finalizers do, its own LockLost included."""
+
+    class Raising:
+        def __del__(self) -> None:
+            raise LockLost("the user's own")
+
+    def work() -> None:
+        interrupt, ignored = here(), []
+        caught = []
+
+        def body() -> str:
+            try:
+                spin(time.monotonic() + 5)
+            except LockLost as error:
+                caught.append(error)
+            for _ in range(5):
+                Slow()
+                Raising()
+            spin(time.monotonic() + 0.05)
+            return "went on"
+
+        sys.unraisablehook = lambda unraisable: ignored.append(str(unraisable.exc_value))
+        fire_soon(interrupt, 0.02)
+        assert "went on" == run(interrupt, body)
+        assert 1 == len(caught)
+        assert 5 == len(ignored)
+        assert "the user's own" in ignored[0]
+
+    earlier = sys.unraisablehook
+    try:
+        place(work)
+    finally:
+        sys.unraisablehook = earlier
+
+
+def test_swallowed_at_the_end(place: Place) -> None:
+    """One that is swallowed where the body ends strikes nothing after it."""
+
+    def work() -> None:
+        for _ in range(20):
+            interrupt = here()
+
+            def body() -> str:
+                last = Slow()
+                return "value" if last else ""
+
+            fire_soon(interrupt, LONG / 2)
+            with contextlib.suppress(LockLost):
+                assert "value" == run(interrupt, body)
+            spin(time.monotonic() + LONG)
+
+    place(work)
+
+
+def test_other_ignored_exceptions_reach_the_earlier_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook that was there before an interrupt was armed gets what is not ours, and that alone, also in nested bodies."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_type))
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    def body() -> None:
+        Failing()
+        assert 1 == run(here(), lambda: 1)
+        Failing()
+
+    run(here(), body)
+    Failing()
+    assert [ZeroDivisionError] * 3 == ignored
+
+
+def test_hook_that_chains_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who puts a hook of theirs before ours is called once for each exception, and an interrupt still comes again."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append("first"))
+    run(here(), lambda: None)
+    ours = sys.unraisablehook
+
+    def theirs(unraisable: Any) -> None:
+        ignored.append("theirs")
+        ours(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", theirs)
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    interrupt = here()
+    fire_soon(interrupt, LONG / 2)
+    with pytest.raises(LockLost):
+        run(interrupt, dropping(Slow))
+    assert [] == ignored
+    Failing()
+    assert ["theirs", "first"] == ignored
+
+
+GREEN = """
+import {library}
+{patch}
+import sys, time
+import greenlet
+from celery_singleton_lock.concurrency import Hub
+from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.interrupt import interrupt_here, run
+
+hub, began = Hub(), time.monotonic()
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.02)
+
+def victim():
+    interrupt = interrupt_here("key", hub.call_in_loop)
+    interrupts.append(interrupt)
+    def body():
+        while time.monotonic() < began + 10:
+            Slow()
+            time.sleep(0)
+    try:
+        run(interrupt, body)
+    except LockLost as error:
+        seen.append("struck " + error.key)
+
+def bystander():
+    def body():
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            Slow()
+            time.sleep(0)
+    run(interrupt_here("other", hub.call_in_loop), body)
+    seen.append("whole")
+
+seen, interrupts = [], []
+{spawn}(bystander), {spawn}(victim)
+while not interrupts:
+    time.sleep(0.001)
+time.sleep(0.01)
+interrupts[0].fire()
+while len(seen) < 2 and time.monotonic() < began + 12:
+    time.sleep(0.01)
+print(seen, time.monotonic() - began < 5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "patch", "spawn"),
+    [
+        ("gevent.monkey", "gevent.monkey.patch_all()", "gevent.spawn"),
+        ("eventlet", "eventlet.monkey_patch()", "eventlet.spawn"),
+    ],
+)
+def test_swallowed_in_a_greenlet(library: str, patch: str, spawn: str) -> None:
+    """One that a finalizer in a greenlet swallows comes again at that greenlet's next switch, and nowhere else."""
+    code = GREEN.format(library=library, patch=patch, spawn=spawn)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "['struck key', 'whole'] True\n" == ended.stdout, ended.stdout + ended.stderr
+    assert "Exception ignored" not in ended.stderr
 
 
 TRACED = """
