@@ -173,6 +173,22 @@ def _die(task: Task, tag: str, seconds: float) -> str:
     return "dead"
 
 
+class Slow:
+    """Something whose end takes nearly all the time of a body that drops one after the other."""
+
+    def __del__(self) -> None:
+        time.sleep(0.02)
+
+
+def _drop_slow(task: Task, tag: str, seconds: float) -> str:
+    """Spend the time in finalizers, where exceptions are swallowed, but for a switch now and then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        Slow()
+        time.sleep(0)
+    return "dropped"
+
+
 def _copy_request(task: Task, tag: str, seconds: float) -> str:
     """Copy and pickle all that the request has, as code that logs or forwards requests does."""
     lease, request = task.lease, task.request.__dict__
@@ -204,6 +220,7 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _retry,
         _exit,
         _die,
+        _drop_slow,
         _copy_request,
         _return,
     )

@@ -169,3 +169,13 @@ def test_same_task_id_twice(bench: Bench, pool: str) -> None:
     bench.settle(result.id)
     assert 1 == len(bench.starts())
     assert "held" == result.result
+
+
+def test_lost_in_a_finalizer(bench: Bench) -> None:
+    """Under raise, LockLost ends a body that spends its time in finalizers, where Python swallows exceptions."""
+    result = bench.job("told").delay(bench.tag, "drop_slow", 30.0)
+    bench.wait_for("start")
+    assert bench.job("told").force_unlock(bench.tag).task_id == result.id
+    assert "LockLost" == type(bench.error(result)).__name__
+    assert "LockLost" == bench.events("error")[0]["error"]
+    assert bench.events("end")[0]["at"] - bench.starts()[0]["at"] < 5
