@@ -32,11 +32,12 @@ def make_app(broker: str, store: str) -> Celery:
     app = Celery("benchmarks", broker=broker, set_as_current=False)
     app.conf.update(
         singleton_lock_url=store,
-        singleton_backend_url=store,
         task_ignore_result=True,
         broker_connection_retry_on_startup=True,
         worker_hijack_root_logger=False,
     )
+    if find_spec("celery_singleton"):
+        app.conf.singleton_backend_url = store
     app.conf.ONCE = {"backend": "celery_once.backends.Redis", "settings": {"url": store}}
     return app
 

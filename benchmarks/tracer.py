@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
+from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
@@ -49,6 +50,7 @@ def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
     is not measured.
     """
     call = task if task_has_custom(task, "__call__") else task.run
+    push_current_task(task)
     task.request_stack.push(context_of(task, args, watched))
     begin = perf_counter()
     try:
@@ -58,6 +60,7 @@ def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
     finally:
         took = perf_counter() - begin
         task.request_stack.pop()
+        pop_current_task()
     return took
 
 

@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "a script that the store has forgotten is sent again",
         "stores/redis.py",
-        '            return self._call(_head("EVAL", name, times) + words, deadline)',
+        '            return self._call(_Words(_head("EVAL", name, times) + words.raw + more), deadline)',
         "            raise",
         "test_row_10.py::test_nothing_lost[prefork-SCRIPT FLUSH]",
         "a starts",
