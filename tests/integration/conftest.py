@@ -153,14 +153,21 @@ def local_workers(
     return worker_shelf(worker_specs, base_conf)
 
 
-@pytest.fixture(scope="module")
-def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]) -> Iterator[Celery]:
-    """The tests' app, which publishes to the first worker unless told otherwise."""
-    app = make_app({**base_conf, "task_default_queue": local_workers[0].worker_queue()})
+@contextlib.contextmanager
+def make_setup_app(workers: Sequence[LocalWorker], conf: Mapping[str, Any]) -> Iterator[Celery]:
+    """Make the app of a module's tests; its default queue is that of the first worker."""
+    app = make_app({**conf, "task_default_queue": workers[0].worker_queue()})
     app.set_current()
     yield app
     _forget_results(app)
     app.close()
+
+
+@pytest.fixture(scope="module")
+def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]) -> Iterator[Celery]:
+    """The tests' app, which publishes to the first worker unless told otherwise."""
+    with make_setup_app(local_workers, base_conf) as app:
+        yield app
 
 
 def _forget_results(app: Celery) -> None:

@@ -89,6 +89,8 @@ class WorkerSpec:
     options: tuple[str, ...] = ()
     conf: Mapping[str, Any] = field(default_factory=dict, hash=False)
     log_level: str = "INFO"
+    #: What Python runs: Celery's command with an app.
+    program: tuple[str, ...] = ("-m", "celery", "-A", "tests.integration.worker_app")
     #: Two workers that differ in nothing else.
     copy: int = 0
 
@@ -105,7 +107,7 @@ class LocalWorker(LocalContainer):
 
     def _command(self) -> list[str]:
         spec = self.spec
-        command = [sys.executable, "-m", "celery", "-A", "tests.integration.worker_app", "worker"]
+        command = [sys.executable, *spec.program, "worker"]
         command += ["--pool", spec.pool, "--concurrency", str(spec.concurrency)]
         command += ["--hostname", self.node, "--loglevel", spec.log_level]
         return [*command, "--without-mingle", "--without-gossip", *spec.options]
