@@ -1,0 +1,108 @@
+"""What must be so with every broker, pool and habit: one function for each kind of duplicate.
+
+They see what a worker logged and bodies recorded, so they also work where there are no results.
+"""
+
+from __future__ import annotations
+
+from celery import states
+from celery.result import AsyncResult
+
+from celery_singleton_lock import DuplicateTask
+from tests.integration.bench import Bench
+from tests.servers import until
+
+
+def has_results(bench: Bench) -> bool:
+    """Tell whether results are stored."""
+    return "disabled" not in str(bench.app.conf.result_backend)
+
+
+def bodies(bench: Bench) -> list[str]:
+    """Return the task ids of the bodies that have started."""
+    return [start["id"] for start in bench.starts()]
+
+
+def lines(bench: Bench, result: AsyncResult, *words: str, count: int = 1) -> list[str]:
+    """Wait for lines of the worker's log about a task."""
+    return bench.worker.wait_for_lines(f"[{result.id}]", *words, count=count, timeout=20)
+
+
+def nothing_is_left(bench: Bench, *results: AsyncResult) -> None:
+    """Wait until every delivery of these tasks has been worked off, and check that each postponement was one message."""
+    for result in results:
+        until(lambda result=result: deliveries(bench, result) == ends(bench, result), "all deliveries have ended")
+        assert deliveries(bench, result) == 1 + len(again(bench, result))
+
+
+def deliveries(bench: Bench, result: AsyncResult) -> int:
+    """Return how often a worker began with a task."""
+    return len(bench.signals(result.id, "task_prerun"))
+
+
+def ends(bench: Bench, result: AsyncResult) -> int:
+    """Return how often a worker was done with a task."""
+    return len(bench.signals(result.id, "task_postrun"))
+
+
+def again(bench: Bench, result: AsyncResult) -> list[str]:
+    """Return the log lines about publishing a task again."""
+    own = bench.worker.lines(f"[{result.id}]")
+    return [line for line in own if " waits " in line or "is running in another delivery" in line]
+
+
+def skipped(bench: Bench) -> None:
+    """A skipped duplicate never runs, and is a SUCCESS."""
+    holder = bench.hold("skip")
+    duplicate = bench.job("skip").delay(bench.tag)
+    lines(bench, duplicate, "skipped")
+    bench.let_go()
+    lines(bench, holder, "succeeded")
+    if has_results(bench):
+        assert bench.get(duplicate) is None
+    nothing_is_left(bench, holder, duplicate)
+    assert [holder.id] == bodies(bench)
+
+
+def refused(bench: Bench) -> None:
+    """A refused duplicate never runs, and is a FAILURE."""
+    holder = bench.hold("raising")
+    duplicate = bench.job("raising").delay(bench.tag)
+    lines(bench, duplicate, "refused")
+    bench.let_go()
+    lines(bench, holder, "succeeded")
+    if has_results(bench):
+        assert isinstance(bench.error(duplicate), DuplicateTask)
+        assert states.FAILURE == duplicate.state
+    nothing_is_left(bench, holder, duplicate)
+    assert [holder.id] == bodies(bench)
+
+
+def postponed(bench: Bench) -> None:
+    """A postponed duplicate runs once, after the holder."""
+    holder = bench.hold("retry")
+    duplicate = bench.job("retry").delay(bench.tag)
+    lines(bench, duplicate, " waits ", count=2)
+    bench.let_go()
+    lines(bench, duplicate, "succeeded")
+    if has_results(bench):
+        assert "done" == bench.get(duplicate)
+    nothing_is_left(bench, holder, duplicate)
+    assert [holder.id, duplicate.id] == bodies(bench)
+
+
+def redelivered(bench: Bench) -> None:
+    """A message that is delivered twice at once runs once."""
+    holder = bench.hold("skip")
+    bench.job("skip").apply_async((bench.tag,), task_id=holder.id)
+    lines(bench, holder, "is running in another delivery", count=2)
+    bench.let_go()
+    lines(bench, holder, "dropped")
+    if has_results(bench):
+        assert "held" == bench.get(holder)
+    until(lambda: deliveries(bench, holder) == ends(bench, holder), "all deliveries have ended")
+    assert deliveries(bench, holder) == 2 + len(again(bench, holder))
+    assert [holder.id] == bodies(bench)
+
+
+CASES = {case.__name__: case for case in (skipped, refused, postponed, redelivered)}
