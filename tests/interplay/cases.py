@@ -15,7 +15,8 @@ from tests.servers import until
 
 def has_results(bench: Bench) -> bool:
     """Tell whether results are stored."""
-    return "disabled" not in str(bench.app.conf.result_backend)
+    conf = bench.app.conf
+    return not conf.task_ignore_result and "disabled" not in str(conf.result_backend)
 
 
 def bodies(bench: Bench) -> list[str]:

@@ -15,7 +15,7 @@ NEWS = "news"
 def add_broadcast(app: Celery) -> None:
     """Let an app have the broadcast queue besides its default one, where its configuration says so."""
     if app.conf.get("test_broadcast"):
-        app.conf.task_queues = (Queue(app.conf.task_default_queue), Broadcast(NEWS))
+        app.conf.task_queues = (Queue(app.conf.task_default_queue), Broadcast(NEWS, routing_key=NEWS))
 
 
 if "SINGLETON_TEST_CONF" in os.environ:

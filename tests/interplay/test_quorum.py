@@ -1,0 +1,55 @@
+"""Quorum queues lose no message, whatever becomes of connection and child."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.faults.proxy import Proxy
+from tests.integration.bench import Bench
+from tests.interplay.conftest import HAS_QUORUM_QUEUES, QUORUM
+from tests.servers import RabbitMQServer, RedisServer
+
+if not HAS_QUORUM_QUEUES:
+    pytest.skip("Celery before 5.5 has no native delayed delivery", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def broker_kind() -> str:
+    """The server."""
+    return "quorum"
+
+
+@pytest.fixture(scope="module")
+def proxy(rabbitmq_server: RabbitMQServer) -> Iterator[Proxy]:
+    """All connections to the broker go through it."""
+    with Proxy(rabbitmq_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module", params=["quorum", "classic"])
+def extra_conf(request: pytest.FixtureRequest, proxy: Proxy, redis_server: RedisServer) -> dict[str, Any]:
+    """Quorum queues, and classic ones beside them."""
+    url = f"amqp://guest:guest@127.0.0.1:{proxy.port}//"
+    return {
+        "broker_url": url,
+        "singleton_lock_url": redis_server.url(db=3),
+        **(QUORUM if request.param == "quorum" else {}),
+    }
+
+
+@pytest.mark.parametrize("first_end", ["killed", "returned"])
+def test_connection_and_child_lost(bench: Bench, proxy: Proxy, first_end: str) -> None:
+    """A message whose connection is cut runs again if its child is killed, and not if its body ends."""
+    result = bench.hold("comes_back")
+    proxy.cut()
+    bench.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
+    if first_end == "killed":
+        bench.kill_body(bench.starts()[0])
+    else:
+        bench.let_go()
+    assert ("done" if first_end == "killed" else "held") == bench.get(result, 30)
+    bench.worker.wait_for_lines(f"[{result.id}]", "dropped" if first_end == "returned" else "succeeded")
+    assert (2 if first_end == "killed" else 1) == len(bench.starts())
