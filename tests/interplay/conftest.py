@@ -25,7 +25,7 @@ from tests.integration.conftest import (  # noqa: F401 - fixtures
     run_directory,
 )
 from tests.integration.nodes import LocalWorker, LocalWorkerNode, WorkerSpec, start_workers
-from tests.interplay.worker_app import add_broadcast
+from tests.interplay.worker_app import arrange_queues
 from tests.servers import RabbitMQServer, RedisServer, new_directory, remove_directory, until
 
 #: Celery delays messages of RabbitMQ's quorum queues natively from this version on.
@@ -109,9 +109,9 @@ def local_workers(
 
 @pytest.fixture(scope="module")
 def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]) -> Iterator[Celery]:  # noqa: F811
-    """The tests' app, with the broadcast queue where the workers have it."""
+    """The tests' app, with the queues that the workers have."""
     with make_setup_app(local_workers, base_conf) as app:
-        add_broadcast(app)
+        arrange_queues(app)
         yield app
 
 

@@ -14,13 +14,16 @@ from tests.servers import RedisServer
 ALL_POOLS = ("prefork", "threads", "gevent", "eventlet")
 TWO_POOLS = ("prefork", "threads")
 
+#: Each task has a routing key that fits the pattern by which the queue is bound.
+TOPIC = {"test_topic": True, "task_annotations": {"*": {"routing_key": "jobs.here"}}}
+
 #: A kind of broker, other configuration of it, and the pools.
 BROKERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "redis": ("redis", {}, ALL_POOLS),
     "rabbitmq": ("rabbitmq", {}, ALL_POOLS),
     **({"quorum": ("quorum", {}, ALL_POOLS)} if HAS_QUORUM_QUEUES else {}),
-    "redis topic": ("redis", {"task_default_exchange_type": "topic"}, TWO_POOLS),
-    "rabbitmq topic": ("rabbitmq", {"task_default_exchange_type": "topic"}, TWO_POOLS),
+    "redis topic": ("redis", TOPIC, TWO_POOLS),
+    "rabbitmq topic": ("rabbitmq", TOPIC, TWO_POOLS),
     "filesystem": ("filesystem", {}, TWO_POOLS),
     "sqlite": ("sqlite", {}, TWO_POOLS),
 }

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
 #: Name of the queue that gives each message to every worker.
 NEWS = "news"
 
 
-def add_broadcast(app: Celery) -> None:
-    """Let an app have the broadcast queue besides its default one, where its configuration says so."""
+def arrange_queues(app: Celery) -> None:
+    """Give an app the queues that its configuration asks for: a broadcast queue, or one that is bound by a pattern."""
+    default = app.conf.task_default_queue
     if app.conf.get("test_broadcast"):
-        app.conf.task_queues = (Queue(app.conf.task_default_queue), Broadcast(NEWS, routing_key=NEWS))
+        app.conf.task_queues = (Queue(default), Broadcast(NEWS, routing_key=NEWS))
+    if app.conf.get("test_topic"):
+        app.conf.task_queues = (Queue(default, Exchange(f"{default}-topic", type="topic"), routing_key="jobs.#"),)
 
 
 if "SINGLETON_TEST_CONF" in os.environ:
     from tests.integration.worker_app import app
 
-    add_broadcast(app)
+    arrange_queues(app)
