@@ -19,6 +19,12 @@ def has_results(bench: Bench) -> bool:
     return not conf.task_ignore_result and "disabled" not in str(conf.result_backend)
 
 
+def route(bench: Bench) -> dict[str, str]:
+    """Return how to send a task to the queue that is bound by a pattern, where there is one."""
+    conf = bench.app.conf
+    return {"queue": f"{conf.task_default_queue}-topic", "routing_key": "jobs.here"} if conf.get("test_topic") else {}
+
+
 def bodies(bench: Bench) -> list[str]:
     """Return the task ids of the bodies that have started."""
     return [start["id"] for start in bench.starts()]
@@ -54,8 +60,8 @@ def again(bench: Bench, result: AsyncResult) -> list[str]:
 
 def skipped(bench: Bench) -> None:
     """A skipped duplicate never runs, and is a SUCCESS."""
-    holder = bench.hold("skip")
-    duplicate = bench.job("skip").delay(bench.tag)
+    holder = bench.hold("skip", **route(bench))
+    duplicate = bench.job("skip").apply_async((bench.tag,), **route(bench))
     lines(bench, duplicate, "skipped")
     bench.let_go()
     lines(bench, holder, "succeeded")
@@ -67,8 +73,8 @@ def skipped(bench: Bench) -> None:
 
 def refused(bench: Bench) -> None:
     """A refused duplicate never runs, and is a FAILURE."""
-    holder = bench.hold("raising")
-    duplicate = bench.job("raising").delay(bench.tag)
+    holder = bench.hold("raising", **route(bench))
+    duplicate = bench.job("raising").apply_async((bench.tag,), **route(bench))
     lines(bench, duplicate, "refused")
     bench.let_go()
     lines(bench, holder, "succeeded")
@@ -81,8 +87,8 @@ def refused(bench: Bench) -> None:
 
 def postponed(bench: Bench) -> None:
     """A postponed duplicate runs once, after the holder."""
-    holder = bench.hold("retry")
-    duplicate = bench.job("retry").delay(bench.tag)
+    holder = bench.hold("retry", **route(bench))
+    duplicate = bench.job("retry").apply_async((bench.tag,), **route(bench))
     lines(bench, duplicate, " waits ", count=2)
     bench.let_go()
     lines(bench, duplicate, "succeeded")
@@ -94,8 +100,8 @@ def postponed(bench: Bench) -> None:
 
 def redelivered(bench: Bench) -> None:
     """A message that is delivered twice at once runs once."""
-    holder = bench.hold("skip")
-    bench.job("skip").apply_async((bench.tag,), task_id=holder.id)
+    holder = bench.hold("skip", **route(bench))
+    bench.job("skip").apply_async((bench.tag,), task_id=holder.id, **route(bench))
     lines(bench, holder, "is running in another delivery", count=2)
     bench.let_go()
     lines(bench, holder, "dropped")

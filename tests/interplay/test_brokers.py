@@ -14,16 +14,13 @@ from tests.servers import RedisServer
 ALL_POOLS = ("prefork", "threads", "gevent", "eventlet")
 TWO_POOLS = ("prefork", "threads")
 
-#: Each task has a routing key that fits the pattern by which the queue is bound.
-TOPIC = {"test_topic": True, "task_annotations": {"*": {"routing_key": "jobs.here"}}}
-
 #: A kind of broker, other configuration of it, and the pools.
 BROKERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "redis": ("redis", {}, ALL_POOLS),
     "rabbitmq": ("rabbitmq", {}, ALL_POOLS),
     **({"quorum": ("quorum", {}, ALL_POOLS)} if HAS_QUORUM_QUEUES else {}),
-    "redis topic": ("redis", TOPIC, TWO_POOLS),
-    "rabbitmq topic": ("rabbitmq", TOPIC, TWO_POOLS),
+    "redis topic": ("redis", {"test_topic": True}, TWO_POOLS),
+    "rabbitmq topic": ("rabbitmq", {"test_topic": True}, TWO_POOLS),
     "filesystem": ("filesystem", {}, TWO_POOLS),
     "sqlite": ("sqlite", {}, TWO_POOLS),
 }

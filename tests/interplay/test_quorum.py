@@ -1,4 +1,4 @@
-"""Quorum queues lose no message, whatever becomes of connection and child."""
+"""Quorum queues, and classic ones, lose no message, whatever becomes of connection and child."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from tests.integration.bench import Bench
 from tests.interplay.conftest import HAS_QUORUM_QUEUES, QUORUM
 from tests.servers import RabbitMQServer, RedisServer
 
-if not HAS_QUORUM_QUEUES:
-    pytest.skip("Celery before 5.5 has no native delayed delivery", allow_module_level=True)
+QUEUES = ["classic", *(["quorum"] if HAS_QUORUM_QUEUES else [])]
 
 
 @pytest.fixture(scope="module")
 def broker_kind() -> str:
     """The server."""
-    return "quorum"
+    return "rabbitmq"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +28,7 @@ def proxy(rabbitmq_server: RabbitMQServer) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="module", params=["quorum", "classic"])
+@pytest.fixture(scope="module", params=QUEUES)
 def extra_conf(request: pytest.FixtureRequest, proxy: Proxy, redis_server: RedisServer) -> dict[str, Any]:
     """Quorum queues, and classic ones beside them."""
     url = f"amqp://guest:guest@127.0.0.1:{proxy.port}//"

@@ -18,7 +18,8 @@ def arrange_queues(app: Celery) -> None:
     if app.conf.get("test_broadcast"):
         app.conf.task_queues = (Queue(default), Broadcast(NEWS, routing_key=NEWS))
     if app.conf.get("test_topic"):
-        app.conf.task_queues = (Queue(default, Exchange(f"{default}-topic", type="topic"), routing_key="jobs.#"),)
+        jobs = Exchange(f"{default}-topic", type="topic")
+        app.conf.task_queues = (Queue(default), Queue(jobs.name, jobs, routing_key="jobs.#"))
 
 
 if "SINGLETON_TEST_CONF" in os.environ:
