@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import celery
 import pytest
 
 from tests.faults.proxy import Proxy
@@ -12,6 +13,9 @@ from tests.integration.bench import Bench
 from tests.interplay.conftest import HAS_QUORUM_QUEUES, QUORUM
 from tests.servers import RabbitMQServer, RedisServer
 
+#: After a reconnect a prefork worker of an older Celery starts no body, of plain tasks neither, before one that runs has ended.
+STARTS_AFTER_RECONNECT = celery.VERSION >= (5, 7)
+ENDS = ["killed", *(["returned"] if STARTS_AFTER_RECONNECT else [])]
 QUEUES = ["classic", *(["quorum"] if HAS_QUORUM_QUEUES else [])]
 
 
@@ -39,12 +43,14 @@ def extra_conf(request: pytest.FixtureRequest, proxy: Proxy, redis_server: Redis
     }
 
 
-@pytest.mark.parametrize("first_end", ["killed", "returned"])
+@pytest.mark.parametrize("first_end", ENDS)
 def test_connection_and_child_lost(bench: Bench, proxy: Proxy, first_end: str) -> None:
     """A message whose connection is cut runs again if its child is killed, and not if its body ends."""
     result = bench.hold("comes_back")
     proxy.cut()
-    bench.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
+    bench.worker.wait_for_lines(f"[{result.id}]", "received", count=2)
+    if STARTS_AFTER_RECONNECT:
+        bench.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
     if first_end == "killed":
         bench.kill_body(bench.starts()[0])
     else:
