@@ -142,9 +142,11 @@ def _guarded(cls: Any) -> Any:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
         call = original or Task.__call__
-        # A task may share its stack of requests with a base class, whose body calls it.
-        is_direct = request is None or request.called_directly or get_current_task() is not self
-        if is_direct or hasattr(request, LEASE):
+        # A task may share its stack of requests with a base class, whose body calls it. Names are compared, as New Relic makes
+        # a proxy of the task the current one.
+        current = get_current_task()
+        is_of_another = current is not None and current.name != self.name
+        if request is None or request.called_directly or is_of_another or hasattr(request, LEASE):
             return call(self, *args, **kwargs)
 
         has_begun = False

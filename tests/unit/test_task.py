@@ -133,6 +133,32 @@ def test_task_called_from_the_body_of_its_base_is_not_locked(app: Celery) -> Non
     assert deliver(app.tasks["child"]).retval is True
 
 
+def test_task_behind_a_proxy_is_locked(singleton: Singleton) -> None:
+    """An integration may give the tracer a proxy of the task, as New Relic does."""
+
+    class Proxy:
+        def __init__(self, task: Any) -> None:
+            self.__dict__["task"] = task
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.task, name)
+
+        @property
+        def __class__(self) -> Any:
+            return type(self.task)
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.task(*args, **kwargs)
+
+    @singleton(name="x", bind=True)
+    def task(self: Any) -> bool:
+        return bool(self.lease.protected)
+
+    assert deliver(Proxy(task)).retval is True
+    with hold(task):
+        assert isinstance(deliver(Proxy(task)).info.retval, Ignore)
+
+
 @pytest.mark.parametrize("throws", [None, (), KeyError, [KeyError]])
 def test_throws_of_the_user(singleton: Singleton, throws: Any) -> None:
     """``throws`` may be all that Celery takes; a failure stays what it was."""
