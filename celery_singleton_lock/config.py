@@ -266,7 +266,8 @@ def _store(conf: Any) -> tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
     if broker:
         return broker, broker_options, broker_tls
     if is_redis(conf.result_backend):
-        return conf.result_backend, result_options, result_tls
+        provider = conf.get("redis_backend_credential_provider")
+        return conf.result_backend, {**result_options, "credential_provider": provider}, result_tls
     raise ConfigurationError("no store for locks: set singleton_lock_url (neither broker nor result backend is Redis)")
 
 

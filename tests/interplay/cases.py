@@ -112,4 +112,24 @@ def redelivered(bench: Bench) -> None:
     assert [holder.id] == bodies(bench)
 
 
-CASES = {case.__name__: case for case in (skipped, refused, postponed, redelivered)}
+def id_used_again(bench: Bench) -> None:
+    """New work under the task id of redelivered work that has ended runs."""
+    redelivered(bench)
+    (task_id,) = bodies(bench)
+    bench.job("skip").apply_async((bench.tag, "return"), task_id=task_id, **route(bench))
+    bench.wait_for("end", count=2)
+    assert [task_id, task_id] == bodies(bench)
+
+
+def nameless_class(bench: Bench) -> None:
+    """A class-based task whose name Celery makes is locked, with its results ignored or not."""
+    name = "tests.integration.tasks.Nameless"
+    holder = bench.hold(name, **route(bench))
+    duplicate = bench.job(name).apply_async((bench.tag,), **route(bench))
+    lines(bench, duplicate, "skipped")
+    bench.let_go()
+    nothing_is_left(bench, holder, duplicate)
+    assert [holder.id] == bodies(bench)
+
+
+CASES = {case.__name__: case for case in (skipped, refused, postponed, redelivered, id_used_again, nameless_class)}

@@ -311,6 +311,13 @@ def test_store_defaults_to_the_result_backend(broker: Any) -> None:
     assert "redis://results/2" == settings(broker_url=broker, result_backend="redis://results/2").url
 
 
+def test_credential_provider_of_the_result_backend() -> None:
+    """Where locks live beside results, they log in as Celery's result backend does."""
+    given = {"result_backend": "redis://results/2", "redis_backend_credential_provider": "mine.Provider"}
+    assert "mine.Provider" == settings(broker_url="amqp://x//", **given).options["credential_provider"]
+    assert "credential_provider" not in settings(broker_url="redis://broker/1", **given).options
+
+
 #: Celery's settings that hold transport and certificate options: the broker's, and the result backend's.
 SOURCES = [
     ("broker_transport_options", "broker_use_ssl"),
