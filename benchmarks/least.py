@@ -28,11 +28,11 @@ class Least:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         acquire, release = commands
-        self._acquire = f"*12\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n3\r\n"
+        self._acquire = f"*13\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n3\r\n"
         self._release = f"*9\r\n$7\r\nEVALSHA\r\n$40\r\n{release[1]}\r\n$1\r\n3\r\n"
-        own = ("worker@host", str(os.getpid()), acquire[-1])
+        own = ("worker@host", str(os.getpid()), *acquire[-2:])
         self._own = "".join([f"${len(word)}\r\n{word}\r\n" for word in own])
-        self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in (("lock", 32), ("attempt", 32), ("ended", 36))]
+        self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in (("lock", 32), ("attempt", 32), ("ended", 69))]
         self._held: dict[str, str] = {}
 
     def acquire(self, task_id: str, arguments: Sequence[object]) -> tuple[str, str]:
@@ -42,7 +42,7 @@ class Least:
         lock, attempt, ended = self._lengths
         words = (
             f"${lock}\r\n{BASE}:lock:{digest}\r\n${attempt}\r\n{BASE}:attempt:{token}\r\n"
-            f"${ended}\r\n{BASE}:ended:{task_id}\r\n$32\r\n{token}\r\n$5\r\n30000\r\n"
+            f"${ended}\r\n{BASE}:ended:{digest}:{task_id}\r\n$32\r\n{token}\r\n$5\r\n30000\r\n"
         )
         self._ask(f"{self._acquire}{words}$36\r\n{task_id}\r\n{self._own}")
         self._held[token] = digest
