@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands, cycle, duplicate, imports, keys, memory, path, pools, sweep, within
+from benchmarks import commands, cycle, duplicate, imports, keys, memory, path, pools, sweep
 from benchmarks.picture import svg_of
 from benchmarks.report import Section, json_of, text_of
 from benchmarks.stage import Stage, stage
@@ -23,7 +23,6 @@ from benchmarks.stage import Stage, stage
 BENCHMARKS: dict[str, Callable[[Stage], Section]] = {
     "a-cycle": cycle.run,
     "b-path": path.run,
-    "b-within": within.run,
     "c-commands": commands.run,
     "d-duplicate": duplicate.run,
     "e-sweep": sweep.run,

@@ -8,7 +8,3 @@ REACHED = "benchmarks:reached"
 OPEN = "benchmarks:open"
 #: What a batch took.
 DONE = "benchmarks:done"
-#: One entry for each change of what a worker does without.
-OUT = "benchmarks:out"
-#: What timers have taken.
-TIMED = "benchmarks:timed"

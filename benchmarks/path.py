@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from statistics import median
 
-from benchmarks.cuts import ALL
 from benchmarks.cycle import RAW
 from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
@@ -24,13 +22,10 @@ HOW = (
     "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
     "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
     "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
-    "Parts out: this library without all that (b') takes out, in a worker of its own, less the bare task there. "
     "Ratios are of medians, with the 95 % interval of a bootstrap by blocks of rounds. CPU by process: the bare "
     "task's, then what the others add to it."
 )
 PEERS = (ONCE, SINGLETON)
-#: In a second worker, whose bodies' process does without parts of the library.
-OTHER_BARE, PARTS_OUT = "bare task, second worker", "this library, parts out"
 PROCESSES = {"solo": (PUBLISHER, BODIES, STORE, BROKER), "prefork": (PUBLISHER, MAIN, BODIES, STORE, BROKER)}
 POOLS = tuple(PROCESSES)
 #: How many rounds each worker takes; in prefork what is added is little beside what runs differ by.
@@ -42,32 +37,23 @@ class Batches:
 
     def __init__(self, stage: Stage, pool: str) -> None:
         tasks = {**stage.tasks, **stage.floors}
-        others = {OTHER_BARE: tasks[BARE], PARTS_OUT: tasks[OURS]}
-        self.found: dict[str, list[Drained]] = {kind: [] for kind in (*tasks, *others)}
+        self.found: dict[str, list[Drained]] = {kind: [] for kind in tasks}
         self.raw: list[float] = []
         kinds, size = list(self.found), stage.few(50, 20)
         for _ in range(stage.few(4, 1)):  # each time with workers that are new, in whom memory lies elsewhere
-            with ExitStack() as stack:
-                first, second = (stack.enter_context(Worker(stage, pool)) for _ in range(2))
-                cycle = median_of(cycles(stage, stack.enter_context(stage.socket()))[RAW], stage.few(500, 100))
-                drains = {kind: partial(first.drain, task) for kind, task in tasks.items()}
-                drains |= {kind: partial(second.drain, task) for kind, task in others.items()}
+            with Worker(stage, pool) as worker, stage.socket() as raw:
+                cycle = median_of(cycles(stage, raw)[RAW], stage.few(500, 100))
+                drains = {kind: partial(worker.drain, task) for kind, task in tasks.items()}
                 for drain in drains.values():
                     drain(20)
-                second.without(ALL)
-                drains[PARTS_OUT](20)
                 for order in shuffled(kinds, stage.few(ROUNDS[pool], 9)):
                     self.raw.append(cycle())
                     for kind in order:
                         self.found[kind].append(drains[kind](size))
 
-    def bare(self, kind: str) -> str:
-        """The bare task of the same worker."""
-        return OTHER_BARE if kind == PARTS_OUT else BARE
-
     def added(self, kind: str) -> list[float]:
         """Seconds that this kind adds to the bare task's whole path."""
-        return [one.whole - bare.whole for one, bare in zip(self.found[kind], self.found[self.bare(kind)], strict=True)]
+        return [one.whole - bare.whole for one, bare in zip(self.found[kind], self.found[BARE], strict=True)]
 
     def of_best_peer(self, kind: str) -> Spread | None:
         """What this kind adds, divided by what the peer adds that adds least; None: no peer is installed."""
@@ -82,7 +68,7 @@ class Batches:
         """Seconds of CPU of each process, and of all; of all kinds but the bare task what is added to its."""
         spent = [[one.cpu[name] for name in processes] for one in self.found[kind]]
         if kind != BARE:
-            bare = self.found[self.bare(kind)]
+            bare = self.found[BARE]
             spent = [
                 [own - bare[number].cpu[name] for own, name in zip(one, processes, strict=True)]
                 for number, one in enumerate(spent)

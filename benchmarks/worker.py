@@ -10,9 +10,8 @@ from pathlib import Path
 from time import clock_gettime, perf_counter
 from typing import Any
 
-from benchmarks.gates import DONE, OPEN, OUT, REACHED, TIMED
+from benchmarks.gates import DONE, OPEN, REACHED
 from benchmarks.stage import Stage
-from benchmarks.timers import Taken
 from tests.servers import Process, new_directory, remove_directory, until
 
 #: Processes. Which one runs the bodies depends on the pool: the main process, or a child of it.
@@ -45,12 +44,10 @@ class Worker:
         stage: whose servers it uses.
         pool: Celery's name of the pool.
         concurrency: how many bodies at once.
-        timers: whether parts of what it does are timed (see `timers`), which costs time itself.
     """
 
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, timers: bool = False) -> None:
+    def __init__(self, stage: Stage, pool: str, concurrency: int = 1) -> None:
         self._stage = stage
-        self._timers = timers
         self._concurrency = concurrency
         self._queue = f"benchmarks-{next(stage.numbers)}"
         self._directory = new_directory("worker")
@@ -74,7 +71,6 @@ class Worker:
             "BENCHMARKS_BROKER": self._stage.broker.url(),
             "BENCHMARKS_STORE": self._stage.store.url(),
             "BENCHMARKS_COMMANDS": json.dumps(self._stage.commands(watched=pool == "prefork")),
-            "BENCHMARKS_TIMERS": "1" if self._timers else "",
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONWARNINGS": "ignore",
             "C_FORCE_ROOT": "1",
@@ -108,17 +104,6 @@ class Worker:
             BROKER: self._stage.broker.pid,
         }
         return {name: clock_gettime(_cpu_clock(pid)) for name, pid in pids.items()}
-
-    def without(self, cut: str) -> None:
-        """Do without one of `CUTS` from now on in the process of the bodies, where a lock has been taken; empty: without none."""
-        self._stage.app.send_task("benchmarks.without", (cut,), queue=self._queue)
-        self._answer(OUT)
-
-    def timed(self) -> dict[str, Taken]:
-        """What the timers took since this was asked last, by part."""
-        self._stage.app.send_task("benchmarks.timed", queue=self._queue)
-        found: dict[str, Taken] = json.loads(self._answer(TIMED))
-        return found
 
     def _close_gates(self, size: int) -> None:
         self._stage.broker_client.delete(REACHED)

@@ -14,17 +14,13 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from benchmarks.cuts import take_out
-from benchmarks.gates import DONE, OPEN, OUT, REACHED
+from benchmarks.gates import DONE, OPEN, REACHED
 from benchmarks.least import Least
 from benchmarks.raw import RawSocket
 from benchmarks.tasks import LEAST, WIRE, add_tasks, declare_floor, make_app
-from benchmarks.timers import COMMANDS, install, timed
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
 client = Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)  # redis-py 8 would stop waiting at a gate
-#: Whether this worker is there to tell where the time goes.
-TIMERS = bool(os.environ.get("BENCHMARKS_TIMERS"))
 
 
 class Batch:
@@ -68,13 +64,6 @@ def gate(size: int, first: bool) -> None:
         batch.opened.wait()
 
 
-@app.task(name="benchmarks.without")
-def without(cut: str) -> None:
-    """Do without a part of the library from now on, in this process."""
-    take_out(cut)
-    client.rpush(OUT, 1)
-
-
 def body(number: int, account: str, seconds: float = 1.0) -> None:
     """Do nothing, or wait."""
     if seconds:
@@ -95,8 +84,7 @@ def least() -> Least:
 @cache
 def exchange() -> Callable[[], None]:
     """What sends the commands of a lock cycle, over a connection of this process's own."""
-    both = RawSocket(_port()).all_of(json.loads(os.environ["BENCHMARKS_COMMANDS"]))
-    return timed(COMMANDS, both) if TIMERS else both
+    return RawSocket(_port()).all_of(json.loads(os.environ["BENCHMARKS_COMMANDS"]))
 
 
 def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
@@ -112,7 +100,6 @@ def with_least(self: Any, number: int, account: str, seconds: float = 1.0) -> No
     batch.arrived()
 
 
-floors = [declare_floor(app, WIRE, over_the_wire), declare_floor(app, LEAST, with_least, bind=True)]
-tasks = add_tasks(app, body)
-if TIMERS:
-    install(app, [task.name for task in (*floors, *tasks.values())], client.rpush)
+declare_floor(app, WIRE, over_the_wire)
+declare_floor(app, LEAST, with_least, bind=True)
+add_tasks(app, body)
