@@ -36,7 +36,7 @@ _SETTINGS = {
 }
 #: Names that other plugins, or other habits, have for options.
 _FOREIGN_OPTIONS = {
-    "lock_expiry": "lock_ttl, and a lease is renewed while its task runs",
+    "lock_expiry": "lock_ttl (a lease is renewed while its task runs)",
     "raise_on_duplicate": 'on_duplicate="raise"',
     "once": "unique_on, lock_ttl and on_duplicate",
     "ttl": "lock_ttl",
@@ -50,7 +50,7 @@ _FOREIGN_SETTINGS = {
     "singleton_backend_kwargs": "singleton_lock_url",
     "singleton_key_prefix": "singleton_lock_prefix",
     "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise"',
-    "singleton_lock_expiry": "singleton_lock_ttl, and a lease is renewed while its task runs",
+    "singleton_lock_expiry": "singleton_lock_ttl (a lease is renewed while its task runs)",
 }
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 _SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
@@ -101,7 +101,7 @@ def checked(option: str, value: Any, source: str) -> Any:
     if option == "singleton" and not isinstance(value, bool):
         raise ConfigurationError(f"{source}={value!r} must be True or False")
     if option == "lock_ttl" and not (_is_number(value) and 1 <= value <= LONGEST):
-        raise ConfigurationError(f"{source}={value!r} must be at least 1 second and at most a year")
+        raise ConfigurationError(f"{source}={value!r} must be a number of seconds, from 1 to a year")
     if option in _CHOICES and value not in _CHOICES[option]:
         raise ConfigurationError(f"{source}={value!r} must be one of {', '.join(map(repr, _CHOICES[option]))}")
     if option == "on_duplicate" and (isinstance(value, type) or not callable(value)):
@@ -111,7 +111,19 @@ def checked(option: str, value: Any, source: str) -> Any:
                 f"{source}={value!r} must be 'skip', 'retry', 'raise', a policy object or a callable"
             )
         return policy
+    if option == "on_duplicate" and not _takes_two(value):
+        raise ConfigurationError(f"{source}={value!r} must take two arguments, the task and the holder")
     return float(value) if option == "lock_ttl" else value
+
+
+def _takes_two(call: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(call).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # one that is written in C may not tell
+        pass
+    return True
 
 
 def _is_number(value: Any) -> bool:
@@ -130,7 +142,9 @@ def refuse_unknown(name: str, attributes: Mapping[str, Any]) -> None:
         if attribute in _FOREIGN_OPTIONS:
             raise ConfigurationError(f"task {name}: {attribute}={value!r}: use {_FOREIGN_OPTIONS[attribute]} instead")
         meant = next((option for option in DEFAULTS if _is_near(attribute, option)), "")
-        if meant or attribute.startswith(("lock_", "on_lock_")):
+        if attribute in _SETTINGS:
+            meant = attribute.removeprefix("singleton_")  # the setting's name in place of the option's
+        if meant or attribute.startswith(("lock_", "on_lock_")) or attribute in _SETTINGS:
             hint = f", do you mean {meant}?" if meant else ""
             raise ConfigurationError(f"task {name}: {attribute}={value!r}: there is no such option{hint}")
 
@@ -232,7 +246,9 @@ def _refuse_unknown_settings(conf: Any) -> None:
 
 def _refuse_setting(key: str, name: str) -> None:
     if name not in _FOREIGN_SETTINGS:
-        raise ConfigurationError(f"setting {key}: there is no such setting")
+        meant = next((setting for setting in sorted(_SETTINGS) if _is_near(name, setting)), "")
+        hint = f", do you mean {meant}?" if meant else ""
+        raise ConfigurationError(f"setting {key}: there is no such setting{hint}")
     if "celery_singleton" not in sys.modules:  # while it is there, tasks are on their way from it to us
         raise ConfigurationError(f"setting {key} is one of celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
 

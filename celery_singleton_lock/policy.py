@@ -33,7 +33,7 @@ class RetryLater:
         backoff: factor by which the delay grows with each look, at least 1.
         max_delay: longest delay in seconds.
         jitter: share of the delay, 0 to 1, by which it is varied at random, so that many duplicates do not return together.
-        max_wait: seconds of delay after which the task fails with `DuplicateTask`.
+        max_wait: seconds of delay after which the task fails with `DuplicateTask`; ``math.inf``: it waits for ever.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -55,7 +55,10 @@ class RetryLater:
         ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-                raise ConfigurationError(f"RetryLater: {name}={value!r} must be a number from {least:g} to {most:g}")
+                bound = "a year" if most == _LONGEST_DELAY else f"{most:g}"
+                raise ConfigurationError(f"RetryLater: {name}={value!r} must be a number from {least:g} to {bound}")
+        if self.delay > self.max_delay:
+            raise ConfigurationError(f"RetryLater: delay={self.delay:g} must not be above max_delay={self.max_delay:g}")
 
     def delay_for(self, times: int, waited: float) -> float:
         """Seconds to wait after `times` earlier looks and `waited` seconds, never past `max_wait`."""

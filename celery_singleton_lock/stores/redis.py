@@ -486,6 +486,8 @@ def _connector(
     scheme = urlsplit(url).scheme
     if scheme == "sentinel":
         return _sentinel(url, options, tls, timeout, wanted)
+    if scheme != "unix" and not re.fullmatch(r"/*\d*", urlsplit(url).path):  # redis-py would take another one for 0
+        raise ConfigurationError("singleton_lock_url: the path must be the number of a database")
     found = dict(_parse_url(url))
     provider = found.pop("credential_provider", None) or options.get("credential_provider")
     for name in ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections"):

@@ -856,3 +856,10 @@ def test_valkeys_spelling(redis_server: RedisServer, claim: MakeClaim, place: st
         assert "v" in [listed["name"] for listed in client.client_list()]
     store.close()
     app.close()
+
+
+@pytest.mark.parametrize("path", ["/abc", "/2abc", "/1/2", "/-1"])
+def test_name_of_a_database(path: str) -> None:
+    """Databases have numbers; what is none is not taken for number 0."""
+    with pytest.raises(ConfigurationError, match="number of a database"):
+        connector(f"redis://127.0.0.1:1{path}", {})

@@ -65,7 +65,7 @@ def test_option_that_cannot_be_used(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (1, "") == (done.returncode, done.stdout)
-    assert ["Error: task sync: lock_ttl='30' must be at least 1 second and at most a year"] == done.stderr.splitlines()
+    assert ["Error: task sync: lock_ttl='30' must be a number of seconds, from 1 to a year"] == done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])

@@ -24,7 +24,7 @@ def body(account: int, kind: str = "full") -> None: ...
 
 def bound(app: Celery, **options: Any) -> Any:
     """A task with these options, bound to the app."""
-    app.task(base=SingletonTask, name="sync", shared=False, **options)(body)
+    app.task(**{"base": SingletonTask, "name": "sync", "shared": False, **options})(body)
     return app.tasks["sync"]
 
 
@@ -588,3 +588,31 @@ def test_unhashable_and_odd_values_are_shown(make_app: MakeApp) -> None:
     for value in ({}, [], object(), {"a"}):
         with pytest.raises(ConfigurationError, match="on_lock_lost"):
             bound(make_app(), on_lock_lost=value)
+
+
+def test_policy_function_that_cannot_be_called(make_app: MakeApp) -> None:
+    """A function that chooses a policy takes task and holder; one that does not is refused when the task is bound."""
+
+    class Method(SingletonTask):
+        def on_duplicate(self, task: Any, holder: Any) -> None: ...
+
+    def lonely(task: Any) -> None: ...
+
+    for options in ({"on_duplicate": lonely}, {"base": Method}):
+        with pytest.raises(ConfigurationError, match=r"task sync: on_duplicate=.* must take two arguments"):
+            bound(make_app(), **options)
+    for taken in (lambda task, holder: "skip", lambda *args: "raise", lambda task, holder, more=1: "skip"):
+        bound(make_app(), on_duplicate=taken)
+
+
+@pytest.mark.parametrize("name", ["singleton_on_duplicate", "singleton_lock_ttl", "singleton_lock_url"])
+def test_setting_as_an_option(make_app: MakeApp, name: str) -> None:
+    """The name of a setting is no option of a task."""
+    with pytest.raises(ConfigurationError, match=f"{name}='raise'.*no such option"):
+        bound(make_app(), **{name: "raise"})
+
+
+def test_misspelt_setting_is_named(make_app: MakeApp) -> None:
+    """The setting that is meant is named."""
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_tll.* do you mean singleton_lock_ttl\?"):
+        settings_of(make_app(singleton_lock_tll=5).conf)

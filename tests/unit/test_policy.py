@@ -48,6 +48,12 @@ def test_ranges(name: str, value: float) -> None:
         RetryLater(**{name: value})
 
 
+def test_delay_above_its_bound() -> None:
+    """A first delay that is longer than the longest one is refused: nobody can mean both."""
+    with pytest.raises(ConfigurationError, match="delay=90 must not be above max_delay=60"):
+        RetryLater(delay=90)
+
+
 numbers = st.floats(0.01, 1e6)
 
 
@@ -57,7 +63,7 @@ def test_delay_is_sane(
     delay: float, backoff: float, most: float, jitter: float, wait: float, times: int, share: float
 ) -> None:
     """Whatever was asked for, a delay is a number from 0, varied around its bound, and never past max_wait."""
-    policy = RetryLater(delay, backoff, most, jitter, wait)
+    policy = RetryLater(min(delay, most), backoff, most, jitter, wait)
     waited = wait * share * 0.999
     found = policy.delay_for(times, waited)
     assert 0 <= found <= min(most * (1 + jitter), wait - waited) + 1e-6
