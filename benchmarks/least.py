@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BASE = "singleton:{benchmarks.least}"
-_FINE = (b"*1\r\n$7\r\ngranted\r\n", b":0\r\n")
+_FINE = (b"*2\r\n$7\r\ngranted\r\n", b":0\r\n")
 
 
 class Least:
@@ -28,11 +28,12 @@ class Least:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         acquire, release = commands
-        self._acquire = f"*13\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n3\r\n"
+        self._acquire = f"*15\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n5\r\n"
         self._release = f"*9\r\n$7\r\nEVALSHA\r\n$40\r\n{release[1]}\r\n$1\r\n3\r\n"
         own = ("worker@host", str(os.getpid()), *acquire[-2:])
         self._own = "".join([f"${len(word)}\r\n{word}\r\n" for word in own])
         self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in (("lock", 32), ("attempt", 32), ("ended", 69))]
+        self._counters = "".join([f"${len(key)}\r\n{key}\r\n" for key in (f"{BASE}:fence", f"{BASE}:recent")])
         self._held: dict[str, str] = {}
 
     def acquire(self, task_id: str, arguments: Sequence[object]) -> tuple[str, str]:
@@ -40,13 +41,14 @@ class Least:
         token = os.urandom(16).hex()
         digest = blake2b(json.dumps(arguments).encode(), digest_size=16).hexdigest()
         lock, attempt, ended = self._lengths
-        words = (
+        keys = (
             f"${lock}\r\n{BASE}:lock:{digest}\r\n${attempt}\r\n{BASE}:attempt:{token}\r\n"
-            f"${ended}\r\n{BASE}:ended:{digest}:{task_id}\r\n$32\r\n{token}\r\n$5\r\n30000\r\n"
+            f"${ended}\r\n{BASE}:ended:{digest}:{task_id}\r\n"
         )
-        self._ask(f"{self._acquire}{words}$36\r\n{task_id}\r\n{self._own}")
+        words = f"$32\r\n{token}\r\n$5\r\n30000\r\n"
+        self._ask(f"{self._acquire}{keys}{self._counters}{words}$36\r\n{task_id}\r\n{self._own}")
         self._held[token] = digest
-        return token, words
+        return token, keys + words
 
     def release(self, token: str, words: str) -> None:
         """Free it."""
@@ -57,5 +59,5 @@ class Least:
         self._socket.settimeout(1.0)
         self._socket.sendall(command.encode())
         reply = self._socket.recv(4096)
-        if reply not in _FINE:
+        if not reply.startswith(_FINE):
             raise RuntimeError(f"the store answered {reply!r}")

@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
 
-from celery_singleton_lock.attempt import PROPERTY, Attempt
+from celery_singleton_lock.attempt import PROPERTY, new_token
 
 
 def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[st
         watched: the main process of a prefork worker has named the delivery; else the library makes its token.
     """
     task_id = str(uuid4())
-    named = {PROPERTY: Attempt(watched=True)} if watched else {}
+    named = {PROPERTY: (new_token(), None, False, True)} if watched else {}
     return {
         "id": task_id,
         "root_id": task_id,

@@ -6,8 +6,6 @@ from typing import Any
 
 from celery import bootsteps
 
-from celery_singleton_lock.attempt import share_secret
-from celery_singleton_lock.board import Board
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
@@ -36,10 +34,6 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 "singleton_lock_url='memory://' locks nothing under prefork, where each child has a memory of its own: "
                 "use another pool, or the URL of a Redis"
             )
-        if prefork and runtime.board is None:
-            runtime.board = Board()
-        if prefork:
-            share_secret()
         self._options = {
             task.name: plan_of(task).options
             for task in list(parent.app.tasks.values())

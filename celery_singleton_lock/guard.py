@@ -91,7 +91,7 @@ def _claimed(task: Any, request: Any, plan: Plan, runtime: Runtime, claim: Claim
         setattr(request, DOUBT, None)
         return refused(task, request, plan.options, claim, verdict)
     lease = Lease(claim.lock, claim, task)
-    lease.granted(sent_at, runtime.renewer.confirm)
+    lease.granted(sent_at, verdict.fence, runtime.renewer.confirm)
     setattr(request, LEASE, lease)
     setattr(request, DOUBT, None)
     return _held(request, plan, runtime, lease, body)

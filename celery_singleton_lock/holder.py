@@ -16,6 +16,7 @@ class Holder:
         pid: process that runs the body.
         age: seconds since it was granted, by the store's clock.
         remaining: seconds until the lease expires unless it is renewed.
+        fence: number of the lease; later leases of the task name have higher ones. 0 where it is not known.
     """
 
     task_id: str = ""
@@ -23,6 +24,7 @@ class Holder:
     pid: int = 0
     age: float = 0.0
     remaining: float = 0.0
+    fence: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""

@@ -18,7 +18,7 @@ class Lease:
     """
 
     __slots__ = (
-        "_confirm", "claim", "closed", "deadline", "due", "interrupt", "key", "lost", "owned", "retaking", "task",
+        "_confirm", "claim", "closed", "deadline", "due", "fence", "interrupt", "key", "lost", "owned", "retaking", "task",
         "ttl",
     )  # fmt: skip
 
@@ -29,6 +29,8 @@ class Lease:
         self.task = task
         #: How long the lease outlives its last renewal.
         self.ttl = claim.ttl if claim else 0.0
+        #: Number that only grows from one lease of the task name to the next; 0: there is no lock. For the resource to check.
+        self.fence = 0
         self.owned = False  # the store may have this token: there may be something to give back
         self.lost = False
         self.closed = False  # the body is over
@@ -44,9 +46,10 @@ class Lease:
         """Return how to make a copy or a pickle: of the key alone, with no lock, as the lock belongs to one body."""
         return Lease, (self.key,)
 
-    def granted(self, sent_at: float, confirm: Callable[[Lease], bool]) -> None:
+    def granted(self, sent_at: float, fence: int, confirm: Callable[[Lease], bool]) -> None:
         """The store said yes to a call that was sent then; `confirm` asks it whether that still holds."""
         self._confirm = confirm
+        self.fence = fence
         self.owned = True
         self.renewed(sent_at)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import Alarm, Hub, native_lock, start_native_thread
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -134,24 +133,16 @@ class Renewer:
         hub: how the listener is called.
         listener: told what becomes of leases.
         clock: gives the time in seconds.
-        board: where a prefork child tells its main process which lease it has.
     """
 
     def __init__(
-        self,
-        store: LockStore,
-        body_store: LockStore,
-        hub: Hub,
-        listener: Listener,
-        clock: Callable[[], float] = now,
-        board: Board | None = None,
+        self, store: LockStore, body_store: LockStore, hub: Hub, listener: Listener, clock: Callable[[], float] = now
     ) -> None:
         self._store = store
         self._body_store = body_store
         self._hub = hub
         self._listener = listener
         self._clock = clock
-        self._board = board
         self._leases: dict[str, Lease] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._finishing: dict[str, tuple[Claim, float]] = {}  # and when the store is told next that they are
@@ -162,11 +153,8 @@ class Renewer:
 
     def add(self, lease: Lease) -> None:
         """Keep this lease alive from now on."""
-        claim = lease.claim
-        assert claim is not None
-        if self._board is not None and claim.watched:
-            self._board.hold(claim.token, claim.digest)
-        self._leases[claim.token] = lease
+        assert lease.claim is not None
+        self._leases[lease.claim.token] = lease
         self._failing = False  # the store has just granted it, and a short task ends before a renewal tells so
         if lease.due < self._planned:
             self._loop.wake(lease.due)
@@ -175,11 +163,8 @@ class Renewer:
     def remove(self, lease: Lease) -> None:
         """Let go of a lease whose body is over. Waits for a call that is taking it again, so that nothing is left behind."""
         lease.closed = True
-        claim = lease.claim
-        assert claim is not None
-        self._leases.pop(claim.token, None)
-        if self._board is not None and claim.watched:
-            self._board.let_go()
+        assert lease.claim is not None
+        self._leases.pop(lease.claim.token, None)
         if lease.retaking is not None:
             with lease.retaking:
                 pass
@@ -301,8 +286,6 @@ class Renewer:
             if take_again:
                 self._take_again(lease)
             return
-        if answer is Renewed.LOST:  # it is kept, so that others wait
-            lease.renewed(sent_at)
         self._ended(lease, answer)
 
     def _ended(self, lease: Lease, answer: Renewed) -> None:
@@ -325,7 +308,7 @@ class Renewer:
                 return
             sent_at = self._clock()
             try:
-                answer, taken = self._store.retake(lease.claim, timeout=_patience([lease], sent_at))
+                answer, taken = self._store.retake(lease.claim, lease.fence, _patience([lease], sent_at))
             except StoreError as error:
                 self._failed([lease], error, sent_at)
                 return
@@ -355,11 +338,8 @@ class Renewer:
 
     def _give_up(self, lease: Lease) -> None:
         lease.owned = False
-        claim = lease.claim
-        assert claim is not None
-        self._leases.pop(claim.token, None)
-        if self._board is not None and claim.watched:
-            self._board.give_up(claim.token)
+        assert lease.claim is not None
+        self._leases.pop(lease.claim.token, None)
 
     def _lose(self, lease: Lease) -> None:
         with self._mutex:

@@ -6,7 +6,6 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.board import Board
 from celery_singleton_lock.concurrency import Hub, green
 from celery_singleton_lock.config import Settings, settings_of
 from celery_singleton_lock.renewal import Renewer
@@ -26,12 +25,9 @@ class Runtime:
         settings: the app's.
         single: this process runs one body at a time, or none, so one connection is enough.
         store: use this store instead of the one that the settings name.
-        board: where a prefork child tells its main process which lease it has.
     """
 
-    def __init__(
-        self, settings: Settings, single: bool = False, store: LockStore | None = None, board: Board | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, single: bool = False, store: LockStore | None = None) -> None:
         self.pid = os.getpid()
         self.settings = settings
         limit = 1 if single else max(1, settings.pool_limit - bool(green()))
@@ -40,15 +36,14 @@ class Runtime:
         self.hub = Hub()
         # The renewal thread shares connections with bodies, but not where those wait for one in greenlets.
         own = self.store.clone(1) if green() else self.store
-        self.renewer = Renewer(own, self.store, self.hub, Reporter(self.hub), board=board)
-        self.board = board  # a main process's worker step makes one, before there are children
+        self.renewer = Renewer(own, self.store, self.hub, Reporter(self.hub))
 
     @cached_property
     def watcher(self) -> Watcher:
         """For the main process of a prefork worker, whose worker step asks for it first."""
         from celery_singleton_lock.watch import Watcher
 
-        return Watcher(self.store, self.board)
+        return Watcher(self.store)
 
     def end(self) -> None:
         """End the threads of a runtime that no body uses any more, and close its connections."""
@@ -93,12 +88,7 @@ def runtime_of(app: Any, single: bool = False) -> Runtime:
     found: Runtime | None = app.__dict__.get(_ATTRIBUTE)
     if found is not None and found.pid == os.getpid():
         return found
-    board = found.board if found else None
-    if board is not None:
-        from celery.utils.log import current_process_index
-
-        board.join(current_process_index(0))
-    made = Runtime(settings_of(app.conf), single, board=board)
+    made = Runtime(settings_of(app.conf), single)
     if found is None:
         return app.__dict__.setdefault(_ATTRIBUTE, made)  # type: ignore[no-any-return]
     found.forget()

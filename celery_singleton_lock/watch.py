@@ -1,7 +1,7 @@
-"""The main process of a prefork worker renews for its children, and frees what a dead child held.
+"""The main process of a prefork worker renews for its children, and releases what a dead child held.
 
-It knows the attempt that each child has been given; the store knows what lock the attempt has, if any, and for when the store
-has lost that, the child has written it down. So it needs no word from the child, which may hold the GIL, be stopped, or be dead.
+It knows the attempt that each child was given, and the store knows which lock that attempt has. So it needs no word from the
+child, which may keep the GIL, be stopped, or be dead. What the store has lost it cannot take again: the child does, when it can.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import os
 import select
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from celery_singleton_lock.board import Board
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal import BATCH
 from celery_singleton_lock.stores import Claim, LockStore, Renewed
@@ -39,9 +38,8 @@ class Child:
         claim: the attempt; its digest may be empty.
         going: whether the pool still waits for the attempt's end.
         due: when the attempt's lease is to be renewed next; of a dead child, when freeing it is tried next.
-        until: when its lease has expired, unless the child renewed it; of a dead child, when freeing it is given up.
+        until: of a dead child, when freeing it is given up.
         freed: whether an operator took the attempt's lock; then the child alone may find out.
-        doubt: an attempt whose lease the store may have taken again, though it has not said so.
         given: what it was given last; replaced as a whole, without a lock.
         taken_up: of which of these the thread that watches has made the fields above.
     """
@@ -51,9 +49,8 @@ class Child:
     claim: Claim
     going: Callable[[], bool]
     due: float
-    until: float
+    until: float = 0.0
     freed: bool = False
-    doubt: Claim | None = None
     given: Given | None = None
     taken_up: Given | None = None
 
@@ -61,19 +58,17 @@ class Child:
 class Watcher:
     """Keeps an eye on the children of one main process.
 
-    A lease is renewed while the pool waits for its attempt's end and the child counts on it, and freed when the child is dead. In
+    A lease is renewed while the pool waits for its attempt's end, and freed when the child is dead. In
     between it is left alone: a pool is told that a time limit has ended an attempt before that is so, and what a child could not
     release it gives back later.
 
     Arguments:
         store: where the leases live.
-        board: where children write down what they have; None: the store alone knows that.
         clock: gives the time in seconds.
     """
 
-    def __init__(self, store: LockStore, board: Board | None = None, clock: Callable[[], float] = now) -> None:
+    def __init__(self, store: LockStore, clock: Callable[[], float] = now) -> None:
         self._store = store
-        self._board = board
         self._clock = clock
         self._children: dict[int, Child] = {}
         self._dead: list[Child] = []
@@ -116,7 +111,7 @@ class Watcher:
             else:
                 time, ttl, claim, going = given
                 made = claim(pid)  # first: what fails must not leave a handle
-                self._children[pid] = Child(pid, self._handle(pid), made, going, *_times(time, ttl))
+                self._children[pid] = Child(pid, self._handle(pid), made, going, time + ttl / 3)
         self._ring()
 
     def _ring(self) -> None:
@@ -160,9 +155,9 @@ class Watcher:
         for child in [child for child in self._dead if child.due <= time]:
             self._free(child, time)
         due = [child for child in self._snapshot() if child.due <= time + child.claim.ttl / 12]
-        holding = [child for child in due if self._is_holding(child, time)]
-        for start in range(0, len(holding), BATCH):
-            self._renew(holding[start : start + BATCH], time)
+        going = [child for child in due if self._is_going(child)]
+        for start in range(0, len(going), BATCH):
+            self._renew(going[start : start + BATCH], time)
 
     def _snapshot(self) -> list[Child]:
         with self._mutex:
@@ -178,9 +173,7 @@ class Watcher:
             return
         child.taken_up = given
         time, ttl, claim, going = given
-        self._clear_doubt(child, time)
-        child.claim, child.going, child.freed = claim(child.pid), going, False
-        child.due, child.until = _times(time, ttl)
+        child.claim, child.going, child.freed, child.due = claim(child.pid), going, False, time + ttl / 3
 
     def _timeout(self) -> float | None:
         """Milliseconds until something is due; None: until a child dies or is added."""
@@ -223,83 +216,22 @@ class Watcher:
             logger.warning("The lock of pool process %d was left to expire: %s", child.pid, error)
         self._dead.remove(child)
 
-    def _is_holding(self, child: Child, time: float) -> bool:
-        """Whether there is a lease to renew; if not, nothing is due for a while, or until the child is given another attempt."""
-        claim, going = child.claim, child.going()
-        digest = self._digest(child, claim)
-        if going and not child.freed and digest != "":
+    def _is_going(self, child: Child) -> bool:
+        """Whether there may be a lease to renew; if not, nothing is due until the child is given another attempt."""
+        if child.going() and not child.freed:
             return True
-        if digest == "":
-            self._clear_doubt(child, time)
-        child.due, child.until = _times(time, claim.ttl)
-        if not going or child.freed:
-            child.due = math.inf
+        child.due = math.inf
         return False
-
-    def _digest(self, child: Child, claim: Claim) -> str | None:
-        """Of the lock on which a child counts; empty: it has none for this attempt; None: that is not known here."""
-        return self._board.digest(child.pid, claim.token) if self._board else None
-
-    def _clear_doubt(self, child: Child, time: float) -> None:
-        """Give back what may have been taken again for an attempt whose body is over."""
-        if (doubt := child.doubt) is not None:
-            child.doubt = None
-            self._dead.append(replace(child, claim=doubt, due=time, until=time + doubt.ttl))
 
     def _renew(self, children: Sequence[Child], time: float) -> None:
         claims = [child.claim for child in children]
         answers: Sequence[Renewed | None]
         try:
-            answers = self._store.renew(claims, _patience(claims))
+            answers = self._store.renew(claims, min(claim.ttl for claim in claims) / 6)
         except StoreError as error:
-            _failed(error)
+            # The child tells of it.
+            logger.debug("Locks of pool processes could not be renewed for now: %s", error)
             answers = [None] * len(claims)
-        away = False
-        for child, claim, renewed in zip(children, claims, answers, strict=True):
-            answer = renewed
-            if renewed is Renewed.GONE:
-                answer = None if away else self._take_again(child, claim, time)
-                away = answer is None
+        for child, claim, answer in zip(children, claims, answers, strict=True):
             child.due = time + claim.ttl / (12 if answer in (None, Renewed.TAKEN) else 3)
             child.freed = answer is Renewed.FREED
-            if answer is Renewed.DONE:
-                child.until = time + claim.ttl
-            elif answer in (Renewed.LOST, Renewed.TAKEN):
-                child.until = time  # the child may not know: what is taken again stays lost
-
-    def _take_again(self, child: Child, claim: Claim, time: float) -> Renewed | None:
-        """Take again what the store has lost, for a child that counts on it and may have no chance itself; None: no answer."""
-        digest = self._digest(child, claim)
-        if not digest:
-            return Renewed.GONE
-        whole, expired = replace(claim, digest=digest), time >= child.until
-        child.doubt = claim
-        try:
-            answer, taken = self._store.retake(whole, expired, _patience([whole]))
-            if self._digest(child, claim) != digest:  # its body has ended meanwhile
-                self._store.release(whole, success=False)
-                taken = False
-        except StoreError as error:
-            _failed(error)
-            return None if isinstance(error, StoreUnavailable) else Renewed.GONE
-        child.doubt = None
-        if taken:
-            logger.warning(
-                "Task %s on %s (pid %d): its lock %s was gone from the store, and was taken again for it",
-                whole.task_id, whole.node, whole.pid, whole.lock,
-            )  # fmt: skip
-        return answer
-
-
-def _times(time: float, ttl: float) -> tuple[float, float]:
-    """When a lease that its child may begin to have within a third of a TTL is renewed first, and has expired."""
-    return time + ttl / 3, time + ttl * 4 / 3
-
-
-def _failed(error: StoreError) -> None:
-    logger.debug("Locks of pool processes could not be renewed for now: %s", error)  # the child tells of it
-
-
-def _patience(claims: Sequence[Claim]) -> float:
-    """How long a call for these may take."""
-    return min(claim.ttl for claim in claims) / 6

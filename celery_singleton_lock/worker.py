@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 import celery
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleton_lock.attempt import PROPERTY, Attempt, Numbered, is_sharing, token_of
+from celery_singleton_lock.attempt import PROPERTY, new_token
 from celery_singleton_lock.guard import ask_for_after_run
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.plan import plan_of
 from celery_singleton_lock.runtime import runtime_of
 from celery_singleton_lock.stores import Claim
-
-_numbers = count()
 
 
 def prepare(app: Any) -> None:
@@ -36,18 +33,14 @@ class AttemptMixin:
     """Names each delivery; of those to prefork children, tells the watcher which child has which."""
 
     watcher: Any = None
-    numbered = False  # whether who runs the body shares a secret with this process
-    _attempt: Attempt | Numbered
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
         eventer, request = self._eventer, self._request_dict
         events = bool(eventer and eventer.enabled and self.task.send_events)
-        if self.numbered:
-            self._attempt = message.content_type, events, next(_numbers)
-        else:
-            self._attempt = Attempt(content_type=message.content_type, events=events, watched=self.watcher is not None)
-        request["properties"] = {**(request.get("properties") or {}), PROPERTY: self._attempt}
+        self._token = new_token()
+        attempt = self._token, message.content_type, events, self.watcher is not None
+        request["properties"] = {**(request.get("properties") or {}), PROPERTY: attempt}
 
     def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
         """Called in the main process when a child has begun."""
@@ -60,9 +53,8 @@ class AttemptMixin:
 
     def _claim(self: Any, pid: int) -> Claim:
         """Of this attempt, which a child has; what it is called with is not looked at here."""
-        plan, attempt = plan_of(self.task), self._attempt
-        token = attempt.token if isinstance(attempt, Attempt) else token_of(attempt[-1])
-        return Claim(plan.base, "", token, plan.options.lock_ttl, self.id, self.hostname or "", pid, watched=True)
+        plan = plan_of(self.task)
+        return Claim(plan.base, "", self._token, plan.options.lock_ttl, self.id, self.hostname or "", pid, watched=True)
 
     def _is_going(self: Any) -> bool:
         """Whether the pool still waits for the end (`Request._apply_result` is private to Celery: may be missing)."""
@@ -80,12 +72,4 @@ def request_class(base: Any, app: Any, consumer: Any) -> Any:
     watcher = runtime_of(app, single=True).watcher if is_prefork(consumer.pool) else None
     if is_ours and base.watcher is watcher:
         return base
-    ours = {"watcher": watcher, "numbered": watcher is not None and is_sharing() and _forks()}
-    return type(base.__name__, (base,) if is_ours else (AttemptMixin, base), ours)
-
-
-def _forks() -> bool:
-    """Whether the pool of processes, which has been started, forks its children."""
-    from billiard import get_start_method
-
-    return bool(get_start_method() == "fork")
+    return type(base.__name__, (base,) if is_ours else (AttemptMixin, base), {"watcher": watcher})

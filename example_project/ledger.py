@@ -17,7 +17,7 @@ ACCOUNTS = ("acme", "globex", "initech")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rates (edition INTEGER, currency TEXT, rate REAL, PRIMARY KEY (edition, currency));
 CREATE TABLE IF NOT EXISTS editions (edition INTEGER PRIMARY KEY, complete INTEGER DEFAULT 0);
-CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, cents INTEGER DEFAULT 0);
+CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, cents INTEGER DEFAULT 0, fence INTEGER DEFAULT 0);
 CREATE TABLE IF NOT EXISTS payments (
     id INTEGER PRIMARY KEY, account TEXT, cents INTEGER, posted INTEGER DEFAULT 0, asked REAL NOT NULL
 );
@@ -90,12 +90,31 @@ def add_payment(account: str, cents: int) -> int:
         return int(cursor.lastrowid or 0)
 
 
-def post_payment(payment: int, account: str, balance: int) -> None:
-    """Set the account's new balance and mark the payment as posted, both or neither, and only once."""
+class StaleFence(Exception):
+    """A later lease has written here already: the lock of this task was lost."""
+
+
+def post_payment(payment: int, account: str, balance: int, fence: int) -> None:
+    """Set the account's new balance and mark the payment as posted, both or neither, and only once.
+
+    Arguments:
+        payment: its number.
+        account: of the payment.
+        balance: the new balance in cents.
+        fence: of the lease under which the balance was read (`lease.fence`).
+
+    Raises:
+        StaleFence: the account has seen a higher fence. Nothing was written.
+    """
     with transaction() as connection:
         marked = connection.execute("UPDATE payments SET posted = 1 WHERE id = ? AND posted = 0", (payment,))
         if marked.rowcount:
-            connection.execute("UPDATE balances SET cents = ? WHERE account = ?", (balance, account))
+            written = connection.execute(
+                "UPDATE balances SET cents = :cents, fence = :fence WHERE account = :account AND fence <= :fence",
+                {"cents": balance, "fence": fence, "account": account},
+            )
+            if not written.rowcount:
+                raise StaleFence(f"account {account} was written under a later lease than {fence}")
 
 
 def balance_of(account: str) -> int:

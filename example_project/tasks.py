@@ -43,7 +43,7 @@ def sync_account(self: SingletonTask, account: str, payment: int) -> int:
         before = ledger.balance_of(account)
         cents = ledger.number("SELECT cents FROM payments WHERE id = ?", payment)
         time.sleep(1.0)  # the bank answers; a second body meanwhile would read the same balance
-        ledger.post_payment(payment, account, before + cents)
+        ledger.post_payment(payment, account, before + cents, self.lease.fence)
     return payment
 
 

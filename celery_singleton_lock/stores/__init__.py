@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Protocol
 
 from celery_singleton_lock.holder import Holder
 
@@ -17,7 +17,7 @@ FREED_TTL = 3600.0
 
 @dataclass(slots=True)
 class Claim:
-    """One attempt's request for a lease. It is never changed: stores keep what they made of it.
+    """One attempt's request for a lease.
 
     Arguments:
         base: what all keys of the task start with, a cluster's hash tag included.
@@ -37,33 +37,33 @@ class Claim:
     pid: int = 0
     watched: bool = False
     redelivered: bool = False
-    #: What a store keeps here, ready to be sent, and what of it for renewals.
-    packed: Any = field(default=None, init=False, repr=False, compare=False)
-    packed_renewal: Any = field(default=None, init=False, repr=False, compare=False)
+    #: Key of the lock.
+    lock: str = field(init=False)
+    #: Key under which the store remembers what the attempt has, or that an operator took it away.
+    attempt: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.lock = f"{self.base}:lock:{self.digest}"
+        self.attempt = f"{self.base}:attempt:{self.token}"
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Make every copy and pickle None: a copied request has nothing to release, and no token."""
         return type(None), ()
 
     @property
-    def lock(self) -> str:
-        """Key of the lock."""
-        return f"{self.base}:lock:{self.digest}"
+    def fence(self) -> str:
+        """Key of the last fence of the task name."""
+        return f"{self.base}:fence"
 
     @property
-    def attempt(self) -> str:
-        """Key under which the store remembers what the attempt has, or that an operator took it away."""
-        return f"{self.base}:attempt:{self.token}"
+    def recent(self) -> str:
+        """Key of the set of recent grants of the task name."""
+        return f"{self.base}:recent"
 
     @property
     def ended(self) -> str:
         """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
         return f"{self.base}:ended:{self.digest}:{self.task_id}"
-
-
-def ran(lock: str) -> str:
-    """Key under which a store remembers for a TTL that somebody has had this lock since it was last taken."""
-    return ":ran:".join(lock.rsplit(":lock:", 1))
 
 
 class Answer(Enum):
@@ -79,10 +79,11 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to a claim, with the holder where it is held."""
+    """The answer to a claim, with the holder where it is held, and with the lease's fence where it is granted."""
 
     answer: Answer
     holder: Holder | None = None
+    fence: int = 0
 
 
 class Renewed(Enum):
@@ -94,7 +95,7 @@ class Renewed(Enum):
     TAKEN = -1
     #: An operator took the lock from this very attempt.
     FREED = -2
-    #: Done; but the lease had ended meanwhile, and another may have had it.
+    #: Taken again; but another had it meanwhile.
     LOST = 2
 
 
@@ -107,10 +108,11 @@ class LockStore(Protocol):
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
         """Put off the expiry of those that these tokens own."""
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
+    def retake(self, claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
         """Take again what is gone while its body goes on, unless another token is there, or an operator took it.
 
-        Answers what has become of it, never that it is gone, and whether this call has taken it; `expired` makes that a loss.
+        Answers what has become of it, never that it is gone, and whether this call has taken it. A newer fence than that of the
+        lease shows that another had it meanwhile.
         """
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:

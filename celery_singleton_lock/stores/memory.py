@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.concurrency import native_lock
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.stores import ENDED_TTL, FREED_TTL, Answer, Claim, Renewed, Verdict, ran
+from celery_singleton_lock.stores import ENDED_TTL, FREED_TTL, Answer, Claim, Renewed, Verdict
 
 FEW = 1000  # records that may be there, alive or not, before expired ones are looked for
 
@@ -22,7 +23,7 @@ class _Record:
     node: str = ""
     pid: int = 0
     twin: bool = False
-    lost: bool = False
+    fence: int = 0
 
 
 class MemoryStore:
@@ -49,15 +50,25 @@ class MemoryStore:
             if record and record.token != claim.token:
                 record.twin = record.twin or record.task_id == claim.task_id
                 return Verdict(Answer.HELD, self._holder(record))
-            if record is None:
-                self._records.pop(ran(claim.lock), None)
-            self._grant(claim)
-            return Verdict(Answer.GRANTED)
+            fence = record.fence if record else self._next_fence(claim.base, claim.lock, claim.ttl)
+            self._grant(claim, fence)
+            return Verdict(Answer.GRANTED, fence=fence)
 
-    def _grant(self, claim: Claim) -> None:
+    def _next_fence(self, base: str, lock: str, ttl: float) -> int:
+        last = self._records.get(f"{base}:fence")
+        fence = max(last.fence + 1 if last else 0, int(self._clock() * 1e6))
+        self._remember(base, lock, ttl, fence)
+        return fence
+
+    def _remember(self, base: str, lock: str, ttl: float, fence: int) -> None:
+        """Note the last fence of a task name, and for a TTL that of the lock."""
+        self._records[f"{base}:fence"] = _Record("", math.inf, fence=fence)
+        self._records[_recent(lock)] = _Record("", self._clock() + ttl, fence=fence)
+
+    def _grant(self, claim: Claim, fence: int) -> None:
         time = self._clock()
         record = self._alive(claim.lock) or _Record(claim.token, 0, time, claim.task_id, claim.node, claim.pid)
-        record.expires = time + claim.ttl
+        record.expires, record.fence = time + claim.ttl, fence
         self._records[claim.lock] = record
         if claim.watched:
             self._records[claim.attempt] = _Record(claim.lock, record.expires)
@@ -78,18 +89,22 @@ class MemoryStore:
         attempt = self._alive(claim.attempt)
         if attempt:
             attempt.expires = record.expires
-        return Renewed.LOST if record.lost else Renewed.DONE
+        return Renewed.DONE
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
+    def retake(self, claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
         with self._mutex:
             if self._alive(claim.attempt, token=""):
                 return Renewed.FREED, False
             record = self._alive(claim.lock)
             if record and record.token != claim.token:
                 return Renewed.TAKEN, False
-            lost = record.lost if record else expired or self._alive(ran(claim.lock)) is not None
-            self._grant(claim)
-            self._records[claim.lock].lost = lost
+            recent = self._alive(_recent(claim.lock))
+            lost = recent is not None and recent.fence > fence
+            if record is None and not lost:
+                last = self._records.get(f"{claim.base}:fence")
+                self._remember(claim.base, claim.lock, claim.ttl, fence)
+                self._records[f"{claim.base}:fence"].fence = max(fence, last.fence if last else 0)
+            self._grant(claim, fence)
             return (Renewed.LOST if lost else Renewed.DONE), record is None
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
@@ -103,7 +118,6 @@ class MemoryStore:
                 return note is not None
             del self._records[lock]
             self._records.pop(claim.attempt, None)
-            self._records[ran(lock)] = _Record("", self._clock() + claim.ttl)
             self._tidy()
             if record.twin and success:
                 self._records[claim.ended] = _Record(
@@ -130,7 +144,7 @@ class MemoryStore:
             del self._records[lock]
             freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
             self._records[f"{base}:attempt:{record.token}"] = _Record("", max(freed_until, self._clock() + FREED_TTL))
-            self._records[ran(lock)] = _Record("", freed_until)
+            self._next_fence(base, lock, freed_until - self._clock())
             return self._holder(record)
 
     def eviction_policy(self) -> str:
@@ -164,4 +178,9 @@ class MemoryStore:
 
     def _holder(self, record: _Record) -> Holder:
         time = self._clock()
-        return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time)
+        return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time, record.fence)
+
+
+def _recent(lock: str) -> str:
+    """Key under which the fence of a lock's last grant is remembered for a TTL."""
+    return ":recent:".join(lock.rsplit(":lock:", 1))

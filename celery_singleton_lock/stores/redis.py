@@ -14,7 +14,7 @@ import time
 from _thread import allocate_lock
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import sha1
 from itertools import islice
 from pkgutil import get_data, resolve_name
@@ -69,40 +69,43 @@ class _Script:
 
     Arguments:
         name: of the file.
-        keys, args: how many words it takes; renewal takes them once for each lease.
+        keys: how many it takes; renewal takes them once for each lease.
     """
 
-    def __init__(self, name: str, keys: int, args: int) -> None:
+    def __init__(self, name: str, keys: int) -> None:
         text: Any = get_data(__package__, f"{name}.lua")
         self.text = str(text, "utf-8")
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        self.keys, self.args = keys, args
+        self.keys = keys
 
 
 _SCRIPTS = {
-    "acquire": _Script("acquire", 3, 7),
-    "renew": _Script("renew", 2, 2),
-    "retake": _Script("retake", 2, 7),
-    "release": _Script("release", 3, 3),
-    "holder": _Script("holder", 1, 0),
-    "free": _Script("free", 1, 1),
+    "acquire": _Script("acquire", 5),
+    "renew": _Script("renew", 2),
+    "retake": _Script("retake", 4),
+    "release": _Script("release", 3),
+    "holder": _Script("holder", 1),
+    "free": _Script("free", 3),
 }
 
 
 class _Words:
-    """Packed words of a command. Error trackers that keep the variables of frames show its mute repr, and not the token."""
+    """The words of a command. Error trackers that keep the variables of frames show its mute repr, and not the token.
 
-    __slots__ = ("raw",)
+    All are texts: hiredis 3.5 crashes if a signal handler raises while it packs a number.
+    """
 
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
+    __slots__ = ("texts",)
+
+    def __init__(self, *words: str) -> None:
+        self.texts = words
+
+    def after(self, *words: str) -> _Words:
+        """Return these words with others before them."""
+        return _Words(*words, *self.texts)
 
 
-_GRANTED = Verdict(Answer.GRANTED)
 _RENEWED = {answer.value: answer for answer in Renewed}
-#: What scripts answer most often, as it comes: to these no parser is needed.
-_KNOWN: dict[Any, Any] = {b"*1\r\n$7\r\ngranted\r\n": ["granted"], b":0\r\n": 0}
-_LOOK_AHEAD = 4096  # bytes; less than redis-py's parsers read at once
 
 
 class _Socket:
@@ -112,45 +115,15 @@ class _Socket:
         self._sock = sock
         self._connection = connection
         self._timeout = math.inf  # what the socket's was set to last
-        self._seen: Any = None  # what the next reading meets: bytes or an error; None: nothing has been looked at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
-    def exchange(self, command: _Words, deadline: float) -> Any:
-        """Send a command; the reply, if that is one of `_KNOWN`; if not, None, and the reply is still there to be read.
-
-        Each step has `GRACE` at least: a body that keeps the GIL may have eaten all the time there was.
-        """
-        self._bounded(deadline, GRACE).sendall(command.raw)
-        sock = self._bounded(deadline, GRACE)
-        try:
-            seen = sock.recv(_LOOK_AHEAD)
-        except OSError as error:
-            self._seen = error
-            return None
-        known = _KNOWN.get(seen)
-        if known is None:
-            self._seen = seen
-        return known
-
     def recv(self, *args: Any) -> Any:
-        seen, self._seen = self._seen, None
-        if isinstance(seen, OSError):
-            try:
-                raise seen
-            finally:
-                del seen  # which would keep this frame, and all below, in a cycle
-        if seen is None:
-            seen = self._bounded(self._connection.deadline).recv(*args)
-        return seen
+        return self._bounded(self._connection.deadline).recv(*args)
 
     def recv_into(self, buffer: Any) -> int:
-        if self._seen is None:
-            return int(self._bounded(self._connection.deadline).recv_into(buffer))
-        seen = self.recv(_LOOK_AHEAD)
-        buffer[: len(seen)] = seen
-        return len(seen)
+        return int(self._bounded(self._connection.deadline).recv_into(buffer))
 
     def sendall(self, *args: Any) -> Any:
         return self._bounded(self._connection.deadline).sendall(*args)
@@ -160,11 +133,9 @@ class _Socket:
         self._timeout = math.inf
         self._sock.settimeout(seconds)
 
-    def _bounded(self, deadline: float, least: float = 0.001) -> Any:
+    def _bounded(self, deadline: float) -> Any:
         """The socket, with a timeout that is not a millisecond from right: to set it takes a system call."""
-        left = deadline - time.monotonic()
-        if left < least:
-            left = least
+        left = _left(deadline)
         if not -0.001 < self._timeout - left < 0.001:
             self._sock.settimeout(left)
             self._timeout = left
@@ -208,27 +179,32 @@ class RedisStore:
         self._bell.acquire()  # it rings by being released
 
     def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
-        place = _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched)
-        place += _YES if claim.redelivered else _NO
-        reply = self._run("acquire", claim.packed or _words_of(claim), place, timeout)
-        if reply[0] == "granted":
-            return _GRANTED
-        answer, *holder = reply
-        return Verdict(Answer(answer), _holder(holder) if holder else None)
+        words = _Words(
+            claim.lock,
+            claim.attempt,
+            claim.ended,
+            claim.fence,
+            claim.recent,
+            *_held_by(claim),
+            "1" if claim.redelivered else "",
+        )
+        reply = self._run("acquire", words, timeout)
+        answer, *more = reply
+        if answer == "granted":
+            return Verdict(Answer.GRANTED, fence=int(more[0]))
+        return Verdict(Answer(answer), _holder(more) if more else None)
 
     def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
-        words = [claim.packed_renewal or _renewal_of(claim) for claim in claims]
-        packed = _Words(b"".join([keys.raw for keys, _ in words] + [args.raw for _, args in words]))
-        return [_RENEWED[answer] for answer in self._run("renew", packed, b"", timeout, len(words))]
+        return [_RENEWED[answer] for answer in self._run("renew", _renewal_of(claims), timeout, len(claims))]
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        keys, args = _renewal_of(claim)
-        more = _packed(claim.task_id) + _place(claim.node, claim.pid, claim.watched) + (_YES if expired else _NO)
-        answer, taken = self._run("retake", _Words(keys.raw + args.raw), more, timeout)
+    def retake(self, claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
+        words = _Words(claim.lock, claim.attempt, claim.fence, claim.recent, *_held_by(claim), str(fence))
+        answer, taken = self._run("retake", words, timeout)
         return _RENEWED[answer], bool(taken)
 
     def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
-        return bool(self._run("release", claim.packed or _words_of(claim), _YES if success else _NO, timeout))
+        words = _Words(_lock_of(claim), claim.attempt, claim.ended, claim.token, _ms(claim.ttl), "1" if success else "")
+        return bool(self._run("release", words, timeout))
 
     def settle(self, claim: Claim, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -237,11 +213,11 @@ class RedisStore:
             self._command("DEL", claim.ended, timeout=timeout)
 
     def holder(self, lock: str) -> Holder | None:
-        reply = self._run("holder", _NONE, _packed(lock))
+        reply = self._run("holder", _Words(lock))
         return _holder(reply) if reply else None
 
     def free(self, base: str, lock: str) -> Holder | None:
-        reply = self._run("free", _NONE, _packed(lock, f"{base}:attempt:"))
+        reply = self._run("free", _Words(lock, f"{base}:fence", f"{base}:recent", f"{base}:attempt:"))
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -256,15 +232,15 @@ class RedisStore:
             for slot in self._free:
                 slot.drop()
 
-    def _run(self, name: str, words: _Words, more: bytes, timeout: float | None = None, times: int = 1) -> Any:
-        deadline = self._deadline(timeout)
+    def _run(self, name: str, words: _Words, timeout: float | None = None, times: int = 1) -> Any:
+        script, deadline = _SCRIPTS[name], self._deadline(timeout)
         try:
-            return self._call(_Words(_head("EVALSHA", name, times) + words.raw + more), deadline)
+            return self._call(words.after("EVALSHA", script.sha, str(script.keys * times)), deadline)
         except exceptions.NoScriptError:
-            return self._call(_Words(_head("EVAL", name, times) + words.raw + more), deadline)
+            return self._call(words.after("EVAL", script.text, str(script.keys * times)), deadline)
 
-    def _command(self, *words: object, timeout: float | None = None) -> Any:
-        return self._call(_Words(b"*%d\r\n%b" % (len(words), _packed(*words))), self._deadline(timeout))
+    def _command(self, *words: str, timeout: float | None = None) -> Any:
+        return self._call(_Words(*words), self._deadline(timeout))
 
     def _deadline(self, timeout: float | None = None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
@@ -373,82 +349,55 @@ def _bare(error: Exception) -> Exception:
 
 
 def _reply(connection: Any, command: _Words, deadline: float) -> Any:
-    """What the server answers. A command that met a closed connection is sent once more."""
+    """What the server answers. A command that met a closed connection is sent once more.
+
+    Sending and reading have `GRACE` at least: a body that keeps the GIL may have eaten all the time there was.
+    """
     for once_more in (True, False):
         if connection._sock is None:
             connection.connect()
         try:
-            known = connection._sock.exchange(command, deadline)
-            if known is not None:
-                return known
+            connection.deadline = max(deadline, time.monotonic() + GRACE)
+            connection.send_packed_command(connection.pack_command(*command.texts), check_health=False)
             connection.deadline = max(deadline, time.monotonic() + GRACE)
             return connection.read_response()
-        except (*_DENIED, TimeoutError):
+        except (*_DENIED, exceptions.TimeoutError, TimeoutError):
             raise
         except (exceptions.ConnectionError, OSError):  # closed by the server, most likely since it was used last
             connection.disconnect()
             if not once_more:
                 raise
+            connection.deadline = deadline
 
 
-@lru_cache(maxsize=256)
-def _head(verb: str, name: str, times: int) -> bytes:
-    """What comes before the words that a script takes, so many times."""
-    script = _SCRIPTS[name]
-    keys, args = script.keys * times, script.args * times
-    return b"*%d\r\n%b" % (3 + keys + args, _packed(verb, script.sha if verb == "EVALSHA" else script.text, keys))
+def _lock_of(claim: Claim) -> str:
+    """The lock, or the attempt where only that is known."""
+    return claim.lock if claim.digest else claim.attempt
 
 
-@lru_cache(maxsize=256)
-def _place(node: str, pid: int, watched: bool) -> bytes:
-    """The words that tell where a claim comes from."""
-    return _packed(node, pid, "1" if watched else "")
+def _renewal_of(claims: Sequence[Claim]) -> _Words:
+    """The words of a renewal: all keys, then all tokens and TTLs."""
+    keys: list[str] = []
+    owners: list[str] = []
+    for claim in claims:
+        attempt = claim.attempt
+        keys += (claim.lock if claim.digest else attempt, attempt)
+        owners += (claim.token, _ms(claim.ttl))
+    return _Words(*keys, *owners)
 
 
-def _words_of(claim: Claim) -> _Words:
-    """The words that acquiring and releasing begin with, made once for both."""
-    attempt = claim.attempt
-    lock = claim.lock if claim.digest else attempt
-    claim.packed = words = _Words(_packed(lock, attempt, claim.ended, claim.token) + _duration(claim.ttl))
-    return words
+def _held_by(claim: Claim) -> tuple[str, ...]:
+    """The words that make a claim the holder."""
+    return claim.token, _ms(claim.ttl), str(claim.task_id), claim.node, str(claim.pid), "1" if claim.watched else ""
 
 
-@lru_cache(maxsize=256)
-def _duration(seconds: float) -> bytes:
-    """A time in milliseconds, as a word."""
-    return _packed(_ms(seconds))
-
-
-def _renewal_of(claim: Claim) -> tuple[_Words, _Words]:
-    """Keys and other words of a renewal, made once for all."""
-    attempt = claim.attempt
-    keys = _packed(claim.lock if claim.digest else attempt, attempt)
-    claim.packed_renewal = words = _Words(keys), _Words(_packed(claim.token) + _duration(claim.ttl))
-    return words
-
-
-def _packed(*words: object) -> bytes:
-    """Words in RESP. (hiredis 3.5 crashes if a signal handler raises while it packs some.)"""
-    packed = ""
-    for word in words:
-        text = str(word)
-        packed += f"${len(text)}\r\n{text}\r\n"
-    if packed.isascii():
-        return packed.encode()
-    raw = [str(word).encode("utf-8", "backslashreplace") for word in words]  # lengths are counted in bytes
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in raw])
-
-
-_YES, _NO, _NONE = _packed("1"), _packed(""), _Words(b"")
-
-
-def _ms(seconds: float) -> int:
-    return int(seconds * 1000)
+def _ms(seconds: float) -> str:
+    return str(int(seconds * 1000))
 
 
 def _holder(reply: Sequence[Any]) -> Holder:
-    task_id, node, pid, age, remaining = reply
-    return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000)
+    task_id, node, pid, age, remaining, fence = reply
+    return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000, int(fence or 0))
 
 
 def connector(
@@ -480,7 +429,8 @@ def connector(
 def _connector(
     url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None, timeout: float
 ) -> Callable[[], Any]:
-    wanted: dict[str, Any] = {"decode_responses": True, "retry": Retry(NoBackoff(), 0), **_RESP2}
+    text = {"decode_responses": True, "encoding_errors": "backslashreplace"}  # a task id may be any text
+    wanted: dict[str, Any] = {**text, "retry": Retry(NoBackoff(), 0), **_RESP2}
     wanted.update({name: options[name] for name in ("username", "password") if options.get(name)})
     url = _as_redis_py_spells(url)
     scheme = urlsplit(url).scheme

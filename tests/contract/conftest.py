@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import subprocess
@@ -47,16 +48,18 @@ class MemoryBacking:
         self.store: Any = MemoryStore(clock=lambda: self._time)
 
     def keys(self) -> list[str]:
-        return [key for key, record in self.store._records.items() if record.expires > self._time]
+        alive = [key for key, record in self.store._records.items() if record.expires > self._time]
+        return sorted({re.sub(":recent:.*", ":recent", key) for key in alive})
 
     def wait(self, seconds: float) -> None:
         self._time += seconds
 
     def lives(self, key: str) -> float:
-        return float(self.store._records[key].expires - self._time)
+        records = self.store._records.items()
+        return max(float(record.expires - self._time) for name, record in records if name.startswith(key))
 
     def lose(self, *keys: str) -> None:
-        for key in keys or self.keys():
+        for key in keys or list(self.store._records):
             del self.store._records[key]
 
 
@@ -73,7 +76,9 @@ class RedisBacking:
 
     def wait(self, seconds: float) -> None:
         for key in self.keys():
-            self._redis.pexpire(key, self._redis.pttl(key) - int(seconds * 1000))
+            left = self._redis.pttl(key)
+            if left >= 0:
+                self._redis.pexpire(key, left - int(seconds * 1000))
 
     def lives(self, key: str) -> float:
         return float(self._redis.pttl(key)) / 1000

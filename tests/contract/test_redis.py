@@ -37,7 +37,7 @@ SLACK = 0.6
 CALLS: dict[str, Callable[[LockStore, Claim], Any]] = {
     "acquire": lambda store, claim: store.acquire(claim),
     "renew": lambda store, claim: store.renew([claim]),
-    "retake": lambda store, claim: store.retake(claim),
+    "retake": lambda store, claim: store.retake(claim, 1),
     "release": lambda store, claim: store.release(claim, success=True),
     "settle": lambda store, claim: store.settle(claim, success=True),
     "unsettle": lambda store, claim: store.settle(claim, success=False),
@@ -462,8 +462,7 @@ def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str)
         return read()
 
     if at == "before it is sent":
-        exchange = sock.exchange
-        sock.exchange = lambda *args: late() or exchange(*args)
+        sock._sock = Late(sock._sock, before=late)
     elif at == "before the reply":
         sock._sock = Late(sock._sock, after=late)
     else:
@@ -497,7 +496,7 @@ def test_timeout_is_set_where_it_is_not_right(
     store.renew([one])
     assert [7.0, 1.0] == asked[4:]
     for later in (0.0009, 0.0011):  # by so much the reply is waited for later than the command was sent
-        times[1:] = [100.0 + later, 100.0, 100.0]
+        times[1:] = [100.0 + later, 100.0 + later, 100.0, 100.0, 100.0]
         store.renew([one])
     assert [0.9989] == asked[6:]
     store.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed, ran
+from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
 from celery_singleton_lock.stores.memory import FEW, MemoryStore
 from tests.contract.conftest import Backing
 
@@ -25,8 +25,15 @@ def granted(store: LockStore, claim: Claim) -> bool:
 
 
 def left(backing: Backing) -> list[str]:
-    """What is stored, but for the traces of those who ran."""
-    return [name for name in sorted(backing.keys()) if ":ran:" not in name]
+    """What is stored, but for what is there once for each task name."""
+    return [name for name in sorted(backing.keys()) if ":fence" not in name and ":recent" not in name]
+
+
+def take(store: LockStore, claim: Claim) -> int:
+    """Acquire a free lock; answers the fence of the lease."""
+    verdict = store.acquire(claim)
+    assert verdict.answer is Answer.GRANTED
+    return verdict.fence
 
 
 # -- acquire -----------------------------------------------------------------------------------
@@ -197,7 +204,7 @@ def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
     store.acquire(one)
     backing.lose()
     assert [Renewed.GONE] == store.renew([one])
-    assert [(Renewed.DONE, True), (Renewed.DONE, False)] == [store.retake(one), store.retake(one)]
+    assert [(Renewed.DONE, True), (Renewed.DONE, False)] == [store.retake(one, 0), store.retake(one, 0)]
     holder = store.holder(one.lock)
     assert holder is not None
     assert (one.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
@@ -213,7 +220,7 @@ def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> Non
     store.acquire(one)
     backing.lose()
     store.acquire(other)
-    assert (Renewed.TAKEN, False) == store.retake(one)
+    assert (Renewed.TAKEN, False) == store.retake(one, 0)
     assert [Renewed.GONE, Renewed.DONE] == store.renew([known(one), known(other)])
 
 
@@ -233,14 +240,15 @@ def _freed(store: LockStore, one: Claim) -> None:
 def test_another_came_and_went(backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, Claim], None]) -> None:
     """Whoever takes its lock again learns that another had it meanwhile, then and whenever it is renewed."""
     store, one, other = backing.store, claim(watched=True), claim(watched=True)
-    store.acquire(one)
+    fence = take(store, one)
     backing.lose()
+    backing.wait(0.001)
     store.acquire(other)
     ended(store, other)
     backing.wait(29)
-    assert [(Renewed.LOST, True), (Renewed.LOST, False)] == [store.retake(one), store.retake(one)]
+    assert [(Renewed.LOST, True), (Renewed.LOST, False)] == [store.retake(one, fence), store.retake(one, fence)]
     backing.wait(29)
-    assert [Renewed.LOST] * 2 == store.renew([one, known(one)])
+    assert [Renewed.DONE] * 2 == store.renew([one, known(one)])
     assert not granted(store, other if ended is _freed else claim())
 
 
@@ -249,39 +257,87 @@ def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None
     store, before, one = backing.store, claim(), claim()
     store.acquire(before)
     store.release(before, success=True)
-    store.acquire(one)
+    fence = take(store, one)
     backing.lose(one.lock)
-    assert (Renewed.DONE, True) == store.retake(one)
-
-
-def test_expired_is_lost(backing: Backing, claim: MakeClaim) -> None:
-    """Taken again after its expiry, a lease has been lost though nobody had it."""
-    store, one = backing.store, claim(watched=True)
-    store.acquire(one)
-    backing.wait(31)
-    assert (Renewed.LOST, True) == store.retake(one, expired=True)
-    assert [Renewed.LOST] == store.renew([one])
+    assert (Renewed.DONE, True) == store.retake(one, fence)
 
 
 def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
     """What an operator took from a holder is not taken again by it."""
     one = claim()
-    store.acquire(one)
+    fence = take(store, one)
     store.free(one.base, one.lock)
-    assert (Renewed.FREED, False) == store.retake(one)
+    assert (Renewed.FREED, False) == store.retake(one, fence)
     assert store.holder(one.lock) is None
 
 
 def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
     """A task may be named as a part of our keys is."""
     one, other = (replace(claim(), base=f"{claim().base}:lock:x") for _ in range(2))
-    for each in (one, other):
-        backing.store.acquire(each)
-        if each is one:
-            backing.lose()
+    fence = take(backing.store, one)
+    backing.lose()
+    backing.wait(0.001)
+    take(backing.store, other)
     backing.store.release(other, success=True)
-    assert [ran(other.lock)] == backing.keys()
-    assert (Renewed.LOST, True) == backing.store.retake(one)
+    assert (Renewed.LOST, True) == backing.store.retake(one, fence)
+
+
+# -- fences --------------------------------------------------------------------------------------
+
+
+def test_fence_grows(backing: Backing, claim: MakeClaim) -> None:
+    """Each lease of a task name has a higher fence than the one before, whatever its signature; the holder tells it."""
+    store, seen = backing.store, []
+    for digest in ("d", "e", "d"):
+        one = claim(digest)
+        seen.append(take(store, one))
+        assert seen[-1] == take(store, one), "the same, where a reply was lost"
+        holder = store.holder(one.lock)
+        assert holder is not None
+        assert seen[-1] == holder.fence
+        verdict = store.acquire(claim(digest))
+        assert verdict.holder is not None
+        assert seen[-1] == verdict.holder.fence
+        store.release(one, success=True)
+    assert sorted(set(seen)) == seen
+
+
+def test_fence_grows_after_a_loss_of_data(backing: Backing, claim: MakeClaim) -> None:
+    """A store that has lost its data goes on with higher fences, made of its clock."""
+    before = take(backing.store, claim())
+    backing.lose()
+    backing.wait(0.001)
+    assert before < take(backing.store, claim())
+
+
+def test_revocation_raises_the_fence(store: LockStore, claim: MakeClaim) -> None:
+    """What an operator has freed has a lower fence than all that comes later, also for another signature."""
+    one = claim()
+    before = take(store, one)
+    store.free(one.base, one.lock)
+    assert before + 1 < take(store, claim("other"))
+
+
+def test_fence_of_what_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
+    """It is the lease's own, and later leases have higher ones, also where the store's clock was set back."""
+    store, one = backing.store, claim()
+    fence = take(store, one) + 10**9  # as if the clock was ahead then
+    backing.lose()
+    assert (Renewed.DONE, True) == store.retake(one, fence)
+    holder = store.holder(one.lock)
+    assert holder is not None
+    assert fence == holder.fence
+    assert fence < take(store, claim("other"))
+
+
+def test_recent_grants_are_bounded(backing: Backing, claim: MakeClaim) -> None:
+    """What is remembered of grants is gone a TTL later."""
+    for number in range(20):
+        one = claim(str(number))
+        take(backing.store, one)
+        backing.store.release(one, success=True)
+    backing.wait(31)
+    assert [f"{one.base}:fence"] == backing.keys()
 
 
 def test_empty_batch(store: LockStore) -> None:
@@ -498,7 +554,7 @@ def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim
         backing.wait(3599)
         assert store.acquire(one).answer is Answer.FREED
         assert [Renewed.FREED] * 2 == store.renew([one, known(one)])
-        assert (Renewed.FREED, False) == store.retake(one)
+        assert (Renewed.FREED, False) == store.retake(one, 0)
         assert not store.release(one, success=True)
         assert store.holder(one.lock) is None
 
@@ -510,7 +566,7 @@ def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> No
     store.free(one.base, one.lock)
     assert granted(store, other)
     assert [Renewed.FREED] == store.renew([one])
-    assert (Renewed.FREED, False) == store.retake(one)
+    assert (Renewed.FREED, False) == store.retake(one, 0)
     store.release(one, success=True)
     assert [Renewed.DONE] == store.renew([other])
 
@@ -524,7 +580,7 @@ def test_holder_of_a_free_lock(store: LockStore, claim: MakeClaim) -> None:
 
 
 def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
-    """Each kind of key expires: locks, attempts, what is remembered of runs, of ends and of operators."""
+    """Each kind of key expires but the fence: locks, attempts, recent grants, ends, and what operators took."""
     store = backing.store
     store.acquire(claim("held", watched=True))
     first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
@@ -537,12 +593,13 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     freed = claim("freed")
     store.acquire(freed)
     store.free(freed.base, freed.lock)
-    keys = backing.keys()
-    assert 8 == len(keys)
+    fence = f"{freed.base}:fence"
+    keys = {*backing.keys()} - {fence}
+    assert 6 == len(keys)
     for key in keys:
         assert 0 < backing.lives(key) <= 3600
     backing.wait(3601)
-    assert [] == backing.keys()
+    assert [fence] == backing.keys()
 
 
 def test_twin_mark_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
@@ -563,7 +620,9 @@ def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, b
     names = set(backing.keys())
     store.release(first, success=True)
     names |= set(backing.keys())
-    assert {f"{base}:{name}" for name in ("lock:d", "ran:d", f"attempt:{first.token}", "ended:d:same")} == names
+    assert {
+        f"{base}:{name}" for name in ("lock:d", "fence", "recent", f"attempt:{first.token}", "ended:d:same")
+    } == names
 
 
 def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:

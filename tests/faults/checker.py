@@ -392,7 +392,9 @@ def _unlocked(event: Event, locks: dict[str, _Lock], faults: list[Fault], limits
 
 def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:
     verb, who, at = event["verb"], event["run"], event["at"]
-    if verb == "renew" and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
+    # A main process asks for an attempt until its task has ended, which may be long after its body.
+    own = event.get("own", True)
+    if verb == "renew" and own and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
         yield Violation("late renewal", f"{who} is still renewed {at - released[who]:.2f} s after its release")
     if verb in ("renew", "acquire", "retake") and event["does"] and at > released.get(who, math.inf):
         yield Violation("late renewal", f"{event['key']}: {verb} by {who} {at - released[who]:.2f} s after its release")

@@ -221,7 +221,7 @@ class Commands(threading.Thread):
                 self._lock = words[1]
             else:
                 self._did(at, verb, words[1].rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
-        elif verb in ("acquire", "retake") and command == "PEXPIRE":
+        elif verb in ("acquire", "retake") and command == "PEXPIRE" and not words[1].endswith(":recent"):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")

@@ -599,10 +599,12 @@ def test_renewal_after_release(verb: str, does: str) -> None:
 
 
 def test_renewal_that_goes_on() -> None:
-    """A renewal on its way may come after the release and do nothing; one that goes on may not."""
+    """A renewal on its way may come after the release and do nothing; one that goes on may not, but for a main process's."""
     events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free")]
     assert set() == found([*events, store(3.1, "renew", "a")])
     assert {"late renewal"} == found([*events, store(7, "renew", "a")])
+    assert set() == found([*events, {**store(7, "renew", "a"), "own": False}])
+    assert {"late renewal"} == found([*events, {**store(7, "renew", "a", "renew"), "own": False}])
 
 
 def test_short_run_after_a_loss_of_data() -> None:

@@ -85,8 +85,8 @@ def test_every_verb(scene: Scene) -> None:
         assert [Renewed.DONE, Renewed.TAKEN] == scene.store.renew([scene.a, scene.b])
         scene.store.release(scene.b, True)
         scene.client.delete(LOCK)
-        scene.store.retake(scene.a)
-        scene.store.retake(scene.b)
+        scene.store.retake(scene.a, 1)
+        scene.store.retake(scene.b, 1)
         scene.store.holder(LOCK)
         scene.store.release(scene.a, True)
         scene.a, scene.b = scene.b, scene.a
@@ -122,7 +122,7 @@ def test_foreign_renewal(scene: Scene) -> None:
     """A renewal of somebody else's lock is seen, and is a theft."""
     scene.store.acquire(scene.a)
     keys = [LOCK, scene.b.attempt]
-    scene.broken("renew", "if has[1] == ARGV[i] then", "if true then", keys, scene.b.token, 30000)
+    scene.broken("renew", "if owner == ARGV[i] then", "if true then", keys, scene.b.token, 30000)
     assert [("acquire", "a", LOCK, "take"), ("renew", "b", LOCK, "renew")] == scene.seen()
     assert {"theft"} == scene.found()
 
@@ -132,7 +132,7 @@ def test_taken_after_its_release(scene: Scene, verb: str) -> None:
     """What is taken by a run after its release is seen, and is a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
-    getattr(scene.store, verb)(scene.a)
+    getattr(scene.store, verb)(scene.a, *([1] if verb == "retake" else []))
     assert [("acquire", "take"), ("release", "free"), (verb, "take")] == [(v, does) for v, _, _, does in scene.seen()]
     assert {"late renewal"} == scene.found()
 
@@ -141,7 +141,7 @@ def test_renewal_after_its_release(scene: Scene) -> None:
     """A renewal that does something after the release is seen, and is a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
-    scene.broken("renew", "if has[1] == ARGV[i] then", "if true then", [LOCK, scene.a.attempt], scene.a.token, 30000)
+    scene.broken("renew", "if owner == ARGV[i] then", "if true then", [LOCK, scene.a.attempt], scene.a.token, 30000)
     assert ("renew", "a", LOCK, "renew") == scene.seen()[-1]
     assert {"late renewal"} == scene.found()
 

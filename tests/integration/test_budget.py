@@ -80,11 +80,11 @@ def test_an_idle_worker_costs_nothing(bench: Bench, queue: str, own_store: Redis
 
 
 def test_nothing_stays_behind(bench: Bench, queue: str, own_store: RedisServer) -> None:
-    """After many different signatures every key that is left expires."""
+    """After many different signatures every key that is left expires, but for the last fence of each task name."""
     results = [bench.job("skip").apply_async((bench.other_tag(str(number)),), queue=queue) for number in range(50)]
     for result in results:
         bench.get(result)
     client = redis.Redis.from_url(own_store.url())
     until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
-    assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1]
+    assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(b":fence")]
     client.close()

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
-from celery_singleton_lock.attempt import Attempt
+from celery.app.task import Context
+
+from celery_singleton_lock.attempt import PROPERTY, Attempt, attempt_of, new_token
 
 
-def test_the_way_to_a_child_changes_nothing() -> None:
-    named = Attempt(content_type="application/json", events=True, watched=True)
-    assert pickle.loads(pickle.dumps(named)) == named
+def test_token_is_not_shown() -> None:
+    """Neither an attempt nor the tuple that a child is sent shows the token; the child gets it as a plain text."""
+    token = new_token()
+    assert token not in repr([token, Attempt(token)])
+    arrived = pickle.loads(pickle.dumps(token))
+    assert (str, token) == (type(arrived), arrived)
 
 
-def test_its_secret_is_not_shown() -> None:
-    named = Attempt()
-    assert named.token not in repr(named)
+def test_copy_is_an_attempt_of_its_own() -> None:
+    """A request that a body copies or pickles has no token in it."""
+    request = Context({"properties": {PROPERTY: (new_token(), "application/json", True, True)}})
+    named = attempt_of(request)
+    assert named is attempt_of(request)
+    for other in (copy.deepcopy(request.properties), pickle.loads(pickle.dumps(request.properties))):
+        assert named.token != other[PROPERTY].token
+        assert ("application/json", True, False) == (
+            other[PROPERTY].content_type, other[PROPERTY].events, other[PROPERTY].watched
+        )  # fmt: skip
+
+
+def test_request_without_a_name() -> None:
+    """A delivery that no worker of ours has named is an attempt of its own."""
+    assert attempt_of(Context()).token != attempt_of(Context()).token

@@ -184,9 +184,9 @@ def three(clock: Clock) -> Callable[[Told], tuple[Renewer, list[Lease]]]:
         leases = []
         for number in range(3):
             claim = Claim("b:{x}", f"d{number}", f"t{number}", 12.0)
-            store.acquire(claim)
+            verdict = store.acquire(claim)
             lease = Lease(claim.lock, claim)
-            lease.granted(clock(), renewer.confirm)
+            lease.granted(clock(), verdict.fence, renewer.confirm)
             renewer.add(lease)
             leases.append(lease)
         store.free("b:{x}", leases[0].key)

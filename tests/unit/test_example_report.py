@@ -208,7 +208,7 @@ def test_nothing_missing(example: Import) -> None:
     """Payments that are posted and make the balance, and a closed book, are not missed."""
     ledger, traffic = example("ledger"), example("traffic").Traffic(6.0)
     ledger.create()
-    ledger.post_payment(ledger.add_payment("acme", 250), "acme", 250)
+    ledger.post_payment(ledger.add_payment("acme", 250), "acme", 250, 1)
     traffic.books.append("2026-Q1")
     with ledger.transaction() as connection:
         connection.execute("INSERT INTO books VALUES ('2026-Q1', 5)")
@@ -222,8 +222,8 @@ def test_missing_work(example: Import) -> None:
     ledger.create()
     ledger.add_payment("globex", 100)
     first, second = ledger.add_payment("acme", 250), ledger.add_payment("acme", 975)
-    ledger.post_payment(first, "acme", 250)
-    ledger.post_payment(second, "acme", 975)  # read the balance before the first was posted
+    ledger.post_payment(first, "acme", 250, 1)
+    ledger.post_payment(second, "acme", 975, 2)  # read the balance before the first was posted
     traffic.books.append("2026-Q1")
 
     assert [

@@ -84,8 +84,8 @@ class Store(MemoryStore):
             self.answering.pop(0)()
         return verdict
 
-    def retake(self, claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        answer = super().retake(claim, expired, timeout)
+    def retake(self, claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
+        answer = super().retake(claim, fence, timeout)
         if self.answering:
             self.answering.pop(0)()
         return answer
@@ -357,7 +357,7 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     claims: list[Claim] = []
     deliver(task)
     assert_free(task)
-    assert store.retake(claims[0]) == (Renewed.DONE, True)
+    assert store.retake(claims[0], 0) == (Renewed.DONE, True)
     renewer = guard.runtime_of(task.app).renewer
     for _ in range(2):
         renewer.sweep()
@@ -386,7 +386,7 @@ def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, s
     deliver(task)
     assert "other" == assert_held(task).task_id
     task.force_unlock()
-    assert store.retake(claims[0]) == (Renewed.LOST, True)
+    assert store.retake(claims[0], 0) == (Renewed.LOST, True)
     for _ in range(2):
         renewer.sweep()
         clock.advance(3)

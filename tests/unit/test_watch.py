@@ -14,7 +14,6 @@ from dataclasses import replace
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.board import SLOTS, Board
 from celery_singleton_lock.config import LONGEST, settings_of
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.log import logger
@@ -322,14 +321,14 @@ def test_renewals_are_batched(store: Store) -> None:
     for number in range(150):
         one = claim(str(number))
         store.acquire(one)
-        watcher._children[number] = Child(number, 10_000 + number, known(one), lambda: True, 10.0, 30.0)
+        watcher._children[number] = Child(number, 10_000 + number, known(one), lambda: True, 10.0)
     now[0] = 10.0
     watcher._turn()
     assert [100, 50] == [len(tokens) for tokens in store.renewals]
     watcher.close = lambda: None  # type: ignore[method-assign]
 
 
-# -- what the store has lost -------------------------------------------------------------------
+# -- what the store answers --------------------------------------------------------------------
 
 
 class Watched:
@@ -337,24 +336,17 @@ class Watched:
 
     def __init__(self, store: Store) -> None:
         self.time = 0.0
-        self.store, self.board = store, Board()
+        self.store = store
         self.whole = Claim("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), watched=True)
-        self.watcher = Watcher(store, self.board, clock=lambda: self.time)
+        self.watcher = Watcher(store, clock=lambda: self.time)
         self.watcher._thread = threading.current_thread()  # none is started
-        self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0, 30.0)
+        self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0)
         self.watcher._children[os.getpid()] = self.child
-        self.board.join(0)
-        self.board.hold(self.whole.token, self.whole.digest)
 
     def renew(self, at: float = 10.0) -> None:
         self.time = at
         os.write(self.watcher._writer, b"x")  # it does not wait
         self.watcher._turn()
-
-    @property
-    def token(self) -> str:
-        record = self.store._records.get(self.whole.lock)
-        return record.token if record else ""
 
 
 @pytest.fixture
@@ -365,239 +357,41 @@ def watched(store: Store) -> Iterator[Watched]:
     found.watcher.close()
 
 
-def test_lost_data(watched: Watched, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """What the store has lost is taken again for a child that counts on it, with a warning that tells whose it is."""
+def test_lost_data(watched: Watched, store: Store) -> None:
+    """What the store has lost is left to the child; once the child has taken it again, it is renewed as before."""
+    store.acquire(watched.whole)
+    store._records.clear()
     watched.renew()
-    assert watched.whole.token == watched.token
-    assert [Renewed.DONE] * 2 == store.renew([watched.whole, known(watched.whole)])
-    assert 40.0 == watched.child.until
-    text = caplog.text
-    for part in (watched.whole.task_id, watched.whole.node, str(os.getpid()), watched.whole.lock):
-        assert part in text
-    assert watched.whole.token not in text
-
-
-def test_lost_data_and_expired(watched: Watched, store: Store) -> None:
-    """Taken again after its expiry, the lease has been lost, as the child will learn."""
-    watched.renew(30.0)
-    assert [Renewed.LOST] == store.renew([watched.whole])
-
-
-def test_no_lease_to_lose(watched: Watched, store: Store) -> None:
-    """For a child whose body is over, or has not begun, nothing is renewed or taken; it is looked at again."""
-    watched.board.let_go()
-    watched.renew()
-    assert "" == watched.token
-    assert [] == store.renewals
+    assert not held(store, watched.whole)
     assert 20.0 == watched.child.due
-    watched.board.hold(watched.whole.token, watched.whole.digest)
+    store.retake(watched.whole, 0)
     watched.renew(20.0)
-    assert watched.whole.token == watched.token
-
-
-def test_lease_that_began_late(watched: Watched, store: Store) -> None:
-    """A child that was slow to ask for its lease has not lost it when the data are lost just after."""
-    watched.board.let_go()
-    for at in range(10, 100, 10):
-        watched.renew(float(at))
-    watched.board.hold(watched.whole.token, watched.whole.digest)
-    watched.renew(100.0)
-    assert [Renewed.DONE] == store.renew([watched.whole])
+    assert [[watched.whole.token]] * 2 == store.renewals
+    assert 30.0 == watched.child.due
 
 
 def test_freed(watched: Watched, store: Store) -> None:
-    """What an operator has taken is not taken again for the child, however long it goes on."""
+    """What an operator has taken is not asked for again, until the child is given another attempt."""
     store.acquire(watched.whole)
     store.free(watched.whole.base, watched.whole.lock)
-    watched.renew()
-    store._records.clear()
-    for at in range(20, 200, 10):
+    for at in range(10, 100, 10):
         watched.renew(float(at))
-    assert "" == watched.token
+    assert [[watched.whole.token]] == store.renewals
     assert math.inf == watched.child.due
     give(watched.watcher, os.getpid(), replace(watched.whole, token="1" * 32))
-    watched.renew(200.0)
+    watched.renew(100.0)
     assert not watched.child.freed
 
 
-def test_child_of_which_nothing_is_known(watched: Watched, store: Store) -> None:
-    """A child that does not share the memory, as a spawned one, is renewed for; nothing is taken again for it."""
-    watched.board.join(1)
-    watched.board._memory[:] = bytes(len(watched.board._memory))
-    store.acquire(watched.whole)
-    watched.renew()
-    assert [[watched.whole.token]] == store.renewals
-    store._records.clear()
-    watched.renew(20.0)
-    assert "" == watched.token
-
-
-def test_lease_of_another_attempt(watched: Watched) -> None:
-    """Nor for one that counts on the lease of another attempt."""
-    watched.board.hold("1" * 32, watched.whole.digest)
-    watched.renew()
-    assert "" == watched.token
-
-
-def test_lost_data_without_a_board(store: Store, watched: Watched) -> None:
-    """Nor where children write nothing down."""
-    watched.watcher._board = None
-    watched.renew()
-    assert "" == watched.token
-
-
-@pytest.mark.parametrize("then", ["release", "lost data"])
-def test_lost_data_and_another_has_it(watched: Watched, store: Store, then: str) -> None:
-    """What another has by now stays the other's; once that is over it is taken again for the child, who will be told."""
+def test_another_has_it(watched: Watched, store: Store) -> None:
+    """What another has by now stays the other's, and is asked for again soon."""
     other = replace(watched.whole, token="other", ttl=600.0)
     store.acquire(other)
+    store._records[watched.whole.attempt] = replace(store._records[other.attempt], token=watched.whole.lock)
     for at in (10.0, 12.5, 15.0):
         watched.renew(at)
-        assert "other" == watched.token
+        assert "other" == store._records[watched.whole.lock].token
         assert at + 2.5 == watched.child.due
-    if then == "release":
-        store.release(other, success=True)
-    else:
-        store._records.clear()
-    watched.renew(17.5)
-    assert watched.whole.token == watched.token
-    assert [Renewed.LOST] == store.renew([watched.whole])
-
-
-def test_lost_data_twice(watched: Watched, store: Store) -> None:
-    """What was lost to another stays lost, when it is taken again once more: the child has not been told, as far as is known."""
-    other = replace(watched.whole, token="other")
-    store.acquire(other)
-    store.release(other, success=True)
-    watched.renew()
-    assert [Renewed.LOST] == store.renew([watched.whole])
-    store._records.clear()
-    watched.renew(20.0)
-    assert [Renewed.LOST] == store.renew([watched.whole])
-
-
-def test_body_ends_while_it_is_taken_again(watched: Watched, store: Store) -> None:
-    """What was taken again for a body that ended meanwhile is given back at once."""
-    retake = store.retake
-
-    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        watched.board.let_go()
-        return retake(whole, expired, timeout)
-
-    store.retake = late  # type: ignore[method-assign]
-    watched.renew()
-    assert "" == watched.token
-    assert [watched.whole.token] == store.releases
-
-
-def test_child_ends_after_it_was_taken_again(watched: Watched, store: Store) -> None:
-    """It gives its lease back itself, and knows how its body ended."""
-    watched.renew()
-    watched.board.let_go()
-    give(watched.watcher, os.getpid(), replace(watched.whole, token="1" * 32))
-    for at in (20.0, 20.5):
-        watched.renew(at)
-    assert [] == store.releases
-
-
-def test_store_away_while_it_is_to_be_taken_again(watched: Watched, store: Store) -> None:
-    """It is tried again as soon as after a renewal that failed."""
-    retake = store.retake
-
-    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        raise StoreUnavailable("away")
-
-    store.retake = away  # type: ignore[method-assign]
-    watched.renew()
-    assert 12.5 == watched.child.due
-    store.retake = retake  # type: ignore[method-assign]
-    watched.renew(12.5)
-    assert watched.whole.token == watched.token
-    assert watched.child.doubt is None
-
-
-@pytest.mark.parametrize("then", ["over", "another attempt", "another attempt meanwhile"])
-def test_taken_again_without_an_answer(watched: Watched, store: Store, then: str) -> None:
-    """What the store may have taken again for a body that is over is given back, and nothing of the child's next attempt."""
-    looks: list[str] = []
-    digest = watched.board.digest
-
-    def looked(pid: int, token: str) -> str | None:
-        found = digest(pid, token)
-        looks.append(token)
-        if then == "another attempt meanwhile" and looks == [watched.whole.token] * 2:
-            go_on()
-        return found
-
-    watched.board.digest = looked  # type: ignore[method-assign]
-    retake, following = store.retake, replace(watched.whole, token="1" * 32, digest="e" * 32)
-
-    def go_on() -> None:
-        watched.board.let_go()
-        if then != "over":
-            give(watched.watcher, os.getpid(), following)
-
-    def late(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        retake(whole, expired, timeout)
-        raise StoreUnavailable("no answer")
-
-    store.retake = late  # type: ignore[method-assign]
-    watched.renew()
-    assert watched.whole.token == watched.token
-    if then != "another attempt meanwhile":
-        go_on()
-    for at in (12.5, 20.0, 20.5):
-        watched.renew(at)
-        if then != "over":
-            store.acquire(following)  # it is slow to ask
-    assert "" == watched.token
-    assert [watched.whole.token] == store.releases
-    assert [] == watched.watcher._dead
-    assert held(store, following) == (then != "over")
-
-
-def test_pool_is_done_before_the_body(watched: Watched, store: Store) -> None:
-    """Nothing is given back for a child that still counts on it, as when a pool tells of a time limit before it has killed."""
-    watched.child.doubt = watched.child.claim
-    watched.child.going = lambda: False
-    for at in (10.0, 10.5):
-        watched.renew(at)
-    assert [] == store.releases
-    watched.board.let_go()
-    watched.child.due = 10.0
-    for at in (20.0, 20.5):
-        watched.renew(at)
-    assert [watched.whole.token] == store.releases
-
-
-def test_store_that_hangs_is_asked_once(watched: Watched, store: Store) -> None:
-    """Of several leases that are gone, one is asked for again at a time where the store does not answer."""
-    asked: list[str] = []
-
-    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        asked.append(whole.token)
-        raise StoreUnavailable("away")
-
-    store.retake = away  # type: ignore[method-assign]
-    for number in range(3):
-        watched.watcher._children[-number] = replace(watched.child)
-    watched.renew()
-    assert 1 == len(asked)
-
-
-def test_one_that_fails_beside_others(store: Store, watched: Watched) -> None:
-    """A lease that cannot be taken again does not touch what is known of the others that are due with it."""
-    other = Claim("b:{t}", "e" * 32, "2" * 32, 30.0, "task-2", "node", -1, watched=True)
-    store.acquire(other)
-    child = watched.watcher._children[-1] = Child(-1, 10_001, known(other), lambda: True, 10.0, 30.0)
-
-    def away(whole: Claim, expired: bool = False, timeout: float | None = None) -> tuple[Renewed, bool]:
-        raise StoreUnavailable("away")
-
-    store.retake = away  # type: ignore[method-assign]
-    watched.renew()
-    assert (20.0, 40.0) == (child.due, child.until)
-    assert (12.5, 30.0) == (watched.child.due, watched.child.until)
 
 
 def test_what_a_known_child_is_given_is_taken_up_once(watched: Watched, store: Store) -> None:
@@ -605,71 +399,12 @@ def test_what_a_known_child_is_given_is_taken_up_once(watched: Watched, store: S
     new = replace(watched.whole, token="1" * 32)
     store.acquire(new)
     give(watched.watcher, os.getpid(), new)
-    watched.board.hold(new.token, new.digest)
     watched.renew(5.0)
-    assert (10.0, 40.0) == (watched.child.due, watched.child.until)
+    assert 10.0 == watched.child.due
     for at in (10.0, 12.0, 14.0):
         watched.renew(at)
     assert [[new.token]] == store.renewals
-    assert (20.0, 40.0) == (watched.child.due, watched.child.until)
-
-
-def test_doubt_of_the_attempt_before(watched: Watched, store: Store) -> None:
-    """Is given back though the child has the lease of its next attempt by the time the thread looks."""
-    watched.child.doubt = known(watched.whole)
-    store.acquire(watched.whole)
-    new = replace(watched.whole, token="1" * 32, digest="e" * 32)
-    store.acquire(new)
-    watched.board.hold(new.token, new.digest)
-    give(watched.watcher, os.getpid(), new)
-    for at in (10.0, 10.5):
-        watched.renew(at)
-    assert [watched.whole.token] == store.releases
-    assert held(store, new)
-
-
-def in_a_fork(*acts: Callable[[], object]) -> int:
-    """Do this in a child; answers its pid."""
-    pid = os.fork()
-    if not pid:
-        for act in acts:
-            act()
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
-
-
-@pytest.mark.parametrize("slot", [0, 2, SLOTS - 1])
-def test_board_is_shared_with_children(slot: int) -> None:
-    """What a child writes down, its parent reads, of that child and that very attempt; others' slots are their own."""
-    board = Board()
-    mine, other, digest = "1" * 32, "2" * 32, "d" * 32
-    others = in_a_fork(lambda: board.join(1), lambda: board.hold(other, "e" * 32))
-    for acts, expected in [
-        ([], ""),
-        ([lambda: board.hold(mine, digest)], digest),
-        ([lambda: board.hold(mine, digest), board.let_go], ""),
-        ([lambda: board.hold(mine, digest), lambda: board.give_up(mine)], ""),
-        ([lambda: board.hold(mine, digest), lambda: board.give_up("3" * 32)], digest),
-        ([lambda: board.hold("3" * 32, digest), lambda: board.hold(mine, "f" * 32)], "f" * 32),
-        ([lambda: board.hold("3" * 32, digest)], ""),
-        ([lambda: board.hold(mine, digest), lambda: in_a_fork(lambda: board.join(slot), board.let_go)], digest),
-    ]:
-        pid = in_a_fork(lambda: board.join(slot), *acts)
-        assert expected == board.digest(pid, mine)
-        assert None is board.digest(os.getpid(), mine)
-        assert "e" * 32 == board.digest(others, other)
-
-
-@pytest.mark.parametrize("slot", [None, SLOTS])
-def test_process_without_a_slot(slot: int | None) -> None:
-    """What is no child of the pool, or one too many, writes nothing: what it has is not known."""
-    board = Board()
-    board.join(slot)
-    board.hold("1" * 32, "d" * 32)
-    board.give_up("1" * 32)
-    board.let_go()
-    assert None is board.digest(os.getpid(), "1" * 32)
+    assert 20.0 == watched.child.due
 
 
 def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Callable[[], int]) -> None:
@@ -687,7 +422,7 @@ def test_attempt_accepted_while_the_wait_is_worked_out(store: Store, fork: Calla
                 give(watcher, pid, one)
             return float(self) < other
 
-    watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"), 0.0)
+    watcher._children[pid] = Child(pid, -2, known(one), lambda: False, Idle("inf"))
     timeout = watcher._timeout()
     rung = bool(watcher._poll.poll(0))
     assert rung or (timeout is not None and timeout <= 1001), f"sleeps {timeout} ms and nobody rings"
@@ -709,7 +444,7 @@ def test_child_that_is_buried_while_it_is_given_something(
                 del watcher._children[pid]
             super().__setattr__(name, value)
 
-    watcher._children[pid] = Dying(pid, -1, known(claim("before")), lambda: False, math.inf, 0.0)
+    watcher._children[pid] = Dying(pid, -1, known(claim("before")), lambda: False, math.inf)
     give(watcher, pid, one)
     until(lambda: not held(store, one), timeout=2)
 
@@ -718,7 +453,7 @@ def test_child_dies_before_the_watch_has_looked(watcher: Watcher, store: Store, 
     """What was given last to a child that dies is freed, though the thread had no turn between."""
     pid, one = fork(), claim("one")
     store.acquire(one)
-    watcher._children[pid] = child = Child(pid, -1, known(claim("before")), lambda: True, math.inf, 0.0)
+    watcher._children[pid] = child = Child(pid, -1, known(claim("before")), lambda: True, math.inf)
     child.given = (0.0, one.ttl, lambda pid: known(one), lambda: True)
     watcher._bury(child, 0.0)
     watcher._free(child, 0.0)

@@ -9,16 +9,14 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import billiard
 import pytest
 from celery import Celery
 from celery.app.task import Context
 from celery.concurrency import get_implementation
 from celery.concurrency.prefork import TaskPool
-from celery.worker.request import Request
 from kombu.message import Message
 
-from celery_singleton_lock import ConfigurationError, SingletonTask, attempt, worker
+from celery_singleton_lock import ConfigurationError, SingletonTask, worker
 from celery_singleton_lock.attempt import Attempt, attempt_of
 from celery_singleton_lock.bootstep import SingletonStep
 from celery_singleton_lock.runtime import replace_runtime, runtime_of
@@ -26,10 +24,8 @@ from celery_singleton_lock.testing import memory_store
 
 
 @pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+def app() -> Celery:
     """An app of which a worker is made here."""
-    monkeypatch.setattr(attempt, "_secret", "")
-    monkeypatch.setattr(attempt, "_owner", 0)
     app = Celery(broker="memory://", set_as_current=False, changes={"singleton_lock_url": "redis://127.0.0.1:1/0"})
 
     @app.task(base=SingletonTask, name="x", shared=False)
@@ -73,33 +69,17 @@ def sent(request: Any) -> Attempt:
     return attempt_of(Context(pickle.loads(pickle.dumps(request.request_dict))))
 
 
-def test_forked_children_are_sent_a_number(app: Celery) -> None:
-    """Child and main process make the same token of it, and each attempt has its own."""
+def test_children_are_sent_the_token(app: Celery) -> None:
+    """Child and main process know the same token of a delivery, each delivery has its own, and none is shown."""
     first, second = received(app), received(app)
-    assert first.numbered
     for request in (first, second):
         found, token = sent(request), request._claim(1).token
         assert Attempt(token, "application/json", False, True) == found
-        assert token == in_a_fork(lambda request=request: sent(request).token)
         assert re.fullmatch("[0-9a-f]{32}", token)
-        assert token[:22] not in repr(request.request_dict)
+        assert token not in repr(request.request_dict)
         assert 1 == request.request_dict["properties"]["a"]
         assert {"a": 1} == request.message.properties
     assert first._claim(1).token != second._claim(1).token
-
-
-def test_other_children_are_sent_the_token(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that is started anew shares nothing; the token is not shown."""
-    monkeypatch.setattr(billiard, "get_start_method", lambda: "spawn")
-    monkeypatch.setattr(app.tasks["x"], "Request", Request)
-    start(app)
-    request = received(app)
-    monkeypatch.setattr(attempt, "_secret", "")
-    found = sent(request)
-    assert found.watched
-    assert found.token == request._claim(1).token
-    assert re.fullmatch("[0-9a-f]{32}", found.token)
-    assert found.token not in repr(request.request_dict)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
@@ -115,23 +95,14 @@ def test_memory_store(app: Celery, pool: str) -> None:
         SingletonStep(parent).start(parent)
 
 
-def test_without_a_secret(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is numbered where no worker step has made one: two workers would make the same tokens."""
-    monkeypatch.setattr(attempt, "_owner", 0)
-    assert not worker.request_class(Request, app, SimpleNamespace(pool=TaskPool.__new__(TaskPool))).numbered
-
-
 def test_worker_that_was_forked_from_another(app: Celery) -> None:
-    """It names attempts by a secret of its own, and has a watcher of its own."""
+    """It has a watcher of its own."""
 
     def another() -> str:
         start(app)
-        found = app.tasks["x"].Request
-        return f"{received(app)._claim(1).token} {found.numbered and found.watcher is runtime_of(app).watcher}"
+        return str(app.tasks["x"].Request.watcher is runtime_of(app).watcher)
 
-    token, own = in_a_fork(another).split()
-    assert token[:22] != received(app)._claim(1).token[:22]
-    assert "True" == own
+    assert "True" == in_a_fork(another)
 
 
 def test_another_start_in_the_same_process(app: Celery) -> None:
