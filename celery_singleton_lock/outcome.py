@@ -1,4 +1,4 @@
-"""What becomes of an attempt that does not get its lock. Every effect of a duplicate is in `refused`."""
+"""Handles deliveries that did not acquire their lock: `refused` acts on a duplicate, `unanswered` on a failed store call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST_LOOK = 0.2  # seconds until another attempt of the same task id is looked 
 
 
 def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Verdict) -> Any:
-    """Do with a duplicate what its policy says; answers the result where the caller is to return one.
+    """Act on a duplicate as its policy says; return the result where the caller is to return one.
 
     Raises:
         DuplicateTask: the policy is to raise, or has waited long enough.
@@ -47,12 +47,9 @@ def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Ve
     if holder.task_id == request.id and not request.is_eager:
         if goes_to_several_queues(task.app, request):
             logger.info(
-                "Task %s[%s] dropped: %s is held by %s, who got the same broadcast",
-                task.name,
-                request.id,
-                claim.lock,
-                holder,
-            )
+                "Task %s[%s] dropped: another worker runs this broadcast: %s is held by %s",
+                task.name, request.id, claim.lock, holder,
+            )  # fmt: skip
             raise Ignore("another worker runs this broadcast task")
         _look_again(task, request, options, claim, holder)
     policy = _policy(task, options, holder)
@@ -69,7 +66,7 @@ def refused(task: Any, request: Any, options: Options, claim: Claim, verdict: Ve
 
 
 def unanswered(task: Any, request: Any, options: Options, key: str, error: StoreError) -> None:
-    """The store could not be asked, or refused; returns where the body is to run unprotected.
+    """Act on a store call that failed as ``on_store_error`` says; return if the body is to run unprotected.
 
     Raises:
         StoreError: it refused.
@@ -117,7 +114,7 @@ def _send_event(task: Any, request: Any, claim: Claim, holder: Holder) -> None:
 
 
 def _postpone(task: Any, request: Any, policy: RetryLater, error: Exception) -> None:
-    """Publish the task again; returns where it has waited long enough, runs in the caller, or would be multiplied.
+    """Publish the message again; return if it has waited long enough, runs in the caller, or would be multiplied.
 
     Raises:
         Retry: it was published.
@@ -155,7 +152,7 @@ def _store_retry(task: Any, request: Any, error: Exception) -> bool:
 
 
 def _look_again(task: Any, request: Any, options: Options, claim: Claim, holder: Holder) -> NoReturn:
-    """Another delivery of this very message runs: leave its state alone, and come back to see how it ended.
+    """Publish a redelivered message again while its other delivery runs, and store nothing.
 
     Raises:
         Ignore: the message was published again, or is lost.
@@ -181,8 +178,7 @@ def _publish(task: Any, signature: Any, error: Exception) -> None:
     try:
         signature.apply_async()
     except Exception as reason:
-        if task.acks_late and isinstance(
-            reason, (OperationalError, OSError)
-        ):  # the broker is away; others would return for ever
+        # The broker is away; after any other error the message would return for ever.
+        if task.acks_late and isinstance(reason, (OperationalError, OSError)):
             raise Reject(reason, requeue=True) from reason
         raise error from reason

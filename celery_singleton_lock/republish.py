@@ -139,7 +139,7 @@ def _without_dead_letters(headers: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _properties(request: Any) -> dict[str, Any]:
-    """Return the message's properties that the publisher, or Celery from the publisher's options, has added."""
+    """Return the properties that the publisher added, and those that Celery made of the publisher's options."""
     return {name: value for name, value in (request.properties or {}).items() if name not in _OWN_PROPERTIES}
 
 
@@ -158,9 +158,8 @@ def _destination(app: Any, request: Any) -> dict[str, Any]:
     if source is None:
         return {}
     queue, exchange, key = source
-    if _has_quorum_queues(
-        app
-    ):  # there `Celery.send_task` (5.7) looks at the queue alone, whose routing key may be a pattern
+    if _has_quorum_queues(app):
+        # There `Celery.send_task` (5.7) takes the routing key of the queue, which may be a pattern.
         queue = copy(queue)
         queue.exchange, queue.routing_key = exchange, key
     return {"queue": queue, "exchange": exchange.name, "routing_key": key}
