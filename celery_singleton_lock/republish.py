@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 from celery.app.task import Context
 from kombu.serialization import registry
-from kombu.transport.virtual.exchange import TopicExchange
 
 from celery_singleton_lock.attempt import POSTPONED, PROPERTY, attempt_of
 
-_Topic: Any = TopicExchange  # untyped in Kombu
 #: Seconds until a broker of this kind delivers an unacknowledged message again, where no setting says otherwise.
 _VISIBILITY_TIMEOUTS = {**dict.fromkeys(("redis", "rediss", "redis+socket", "sentinel"), 3600.0), "sqs": 1800.0}
 #: The exchange from which RabbitMQ delivers delayed messages (`kombu.transport.native_delayed_delivery`), whose routing keys
@@ -184,7 +182,10 @@ def _sources(app: Any, request: Any) -> Iterator[tuple[Any, Any, str]]:
 def _fits(kind: str, pattern: str, key: str) -> bool:
     """Tell whether an exchange of this type puts a message with this routing key into a queue that is bound by this pattern."""
     if kind == "topic":
-        return re.match(_Topic(None).key_to_pattern(pattern), key) is not None
+        from kombu.transport.virtual.exchange import TopicExchange  # which a publisher should not have to import
+
+        topics: Any = TopicExchange  # untyped in Kombu
+        return re.match(topics(None).key_to_pattern(pattern), key) is not None
     return kind == "fanout" or pattern == key
 
 
