@@ -190,7 +190,7 @@ MUTANTS = (
         "a script that the store has forgotten is sent again",
         "stores/redis.py",
         '            return self._call(words.after("EVAL", script.text, str(script.keys * times)), deadline)',
-        "            raise",
+        '            raise StoreUnavailable("forgotten") from None',  # a worker starts all the same
         "test_row_10.py::test_nothing_lost[prefork-SCRIPT FLUSH]",
         "a starts",
     ),
