@@ -329,14 +329,16 @@ def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, sto
             for _ in range(4):
                 clock.advance(20)
                 guard.runtime_of(task.app).renewer.sweep()
-                assert store.acquire(copy).answer is Answer.HELD
+                answers.append(store.acquire(copy).answer)  # the tracer would swallow an error here
 
     @singleton(name="x", base=Slow, lock_ttl=30)
     def task() -> None:
         assert store.acquire(copy).answer is Answer.HELD  # and it waits from now on
 
+    answers: list[Answer] = []
     copy = Claim(plan_of(task).base, plan_of(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     assert deliver(task).info is None
+    assert [Answer.HELD] * 4 == answers
     assert store.acquire(copy).answer is Answer.ENDED
     assert math.inf == guard.runtime_of(task.app).renewer.sweep()
 
