@@ -14,10 +14,10 @@ from benchmarks.report import Bars, Section, Table, Target
 from benchmarks.rounds import Rounds, Sample, median_of, timed
 from benchmarks.stage import Stage
 from benchmarks.tasks import BARE, OURS, SCALARS
-from benchmarks.tracer import around_body, context_of, request_of
-from celery_singleton_lock.plan import plan_of
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores import Claim
+from benchmarks.tracer import around_body, request_of, traced_request
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import LeaseRequest
 
 RAW = "raw socket, same two EVALSHA"
 LIBRARY = "this library, all around a body"
@@ -77,21 +77,21 @@ def _after_a_request(task: Any, sample: Sample) -> Sample:
     """The same after a request has been made, untimed, as before a task is called: else the server would be warmer."""
 
     def after() -> float:
-        context_of(task, SCALARS)
+        traced_request(task, SCALARS)
         return sample()
 
     return after
 
 
-def claim_of(task: Any, *args: Any) -> Claim:
+def claim_of(task: Any, *args: Any) -> LeaseRequest:
     """The claim of a delivery with these arguments."""
-    plan, request = plan_of(task), request_of(task, args)
+    plan, request = config_for(task), request_of(task, args)
     token, ttl = request["id"].replace("-", ""), plan.options.lock_ttl
-    return Claim(plan.base, plan.digest(args, {}), token, ttl, request["id"], request["hostname"], 1)
+    return LeaseRequest(plan.base, plan.digest(args, {}), token, ttl, request["id"], request["hostname"], 1)
 
 
 def _store_cycle(stage: Stage) -> Callable[[], None]:
-    store, claim = runtime_of(stage.app).store, claim_of(stage.tasks[OURS], *SCALARS)
+    store, claim = context_of(stage.app).store, claim_of(stage.tasks[OURS], *SCALARS)
 
     def cycle() -> None:
         store.acquire(claim)

@@ -19,7 +19,7 @@ from tests.servers import new_directory, remove_directory
 
 #: What each process imports after Celery (its app and task classes) and redis-py, which are timed first.
 MODULES = {
-    OURS: "celery_singleton_lock, celery_singleton_lock.stores.redis",
+    OURS: "celery_singleton_lock, celery_singleton_lock.store.redis",
     "celery-once": "celery_once, celery_once.backends",
     SINGLETON: "celery_singleton, celery_singleton.backends.redis",
 }

@@ -14,7 +14,7 @@ from benchmarks.report import Section, Table
 from benchmarks.stage import Stage
 from benchmarks.sweep import FAR, leases
 from benchmarks.tasks import ONCE, OURS, SINGLETON
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.context import context_of
 
 HOW = (
     "Process: bytes that Python has allocated for many held locks that have been renewed (tracemalloc), divided by their number; "
@@ -27,7 +27,7 @@ HOW = (
 def run(stage: Stage) -> Section:
     """Measure both."""
     size = stage.few(10_000, 1000)
-    runtime_of(stage.app).store.eviction_policy()  # connects, so that no connection is counted as a lock
+    context_of(stage.app).store.eviction_policy()  # connects, so that no connection is counted as a lock
     process = in_process(stage, size)
     makers = _makers(stage)
     rows: list[tuple[str, tuple[int | str, int]]] = []
@@ -45,7 +45,7 @@ def in_process(stage: Stage, size: int) -> int:
         with leases(stage, size, FAR) as (renewer, granted):
             for lease in granted:
                 lease.due = 0.0
-            renewer.sweep()  # keeps the words of renewals
+            renewer.renew_due()  # keeps the words of renewals
             gc.collect()
             return (tracemalloc.get_traced_memory()[0] - before) // size
     finally:
@@ -70,7 +70,7 @@ def _used(client: Any) -> int:
 def _makers(stage: Stage) -> dict[str, Callable[[int], object]]:
     """What takes the lock of a numbered call and keeps it."""
     tasks, client = stage.tasks, stage.client
-    store = runtime_of(stage.app).store
+    store = context_of(stage.app).store
 
     def claim(number: int) -> Any:
         return claim_of(tasks[OURS], number, "account-17", 0.0)

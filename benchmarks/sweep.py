@@ -14,17 +14,17 @@ from benchmarks.rounds import Rounds, Spread, timed
 from benchmarks.stage import Stage
 from benchmarks.tasks import OURS
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.concurrency import Hub
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.renewal import Renewer
-from celery_singleton_lock.report import Reporter
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.renewal.renewer import Renewer
 
 SIZES = (1, 100, 1000, 10_000)
 RAW, LIBRARY = "raw socket, same EVALSHA", "this library"
 FAR = 3600.0  # seconds of TTL with which the renewal thread has nothing to do while sweeps are measured
 HOW = (
-    "All leases are made due, and `Renewer.sweep()` is called; the raw socket replays the commands of one such "
+    "All leases are made due, and `Renewer.renew_due()` is called; the raw socket replays the commands of one such "
     "sweep. CPU is that of the thread that sweeps. Held: so many leases are left to the renewal thread, and the "
     "CPU of the whole process is counted."
 )
@@ -75,7 +75,7 @@ def _sweeping(renewer: Renewer, held_leases: list[Lease], cpu: list[float]) -> C
         for lease in held_leases:
             lease.due = 0.0
         begin, used = time.perf_counter(), time.thread_time()
-        renewer.sweep()
+        renewer.renew_due()
         cpu.append(time.thread_time() - used)
         return time.perf_counter() - begin
 
@@ -85,9 +85,9 @@ def _sweeping(renewer: Renewer, held_leases: list[Lease], cpu: list[float]) -> C
 @contextmanager
 def leases(stage: Stage, size: int, ttl: float) -> Iterator[tuple[Renewer, list[Lease]]]:
     """So many leases of different signatures, granted by the store, in a renewer of their own."""
-    store, task = runtime_of(stage.app).store, stage.tasks[OURS]
-    hub = Hub()
-    renewer = Renewer(store, store, hub, Reporter(hub))
+    store, task = context_of(stage.app).store, stage.tasks[OURS]
+    hub = CallbackRunner()
+    renewer = Renewer(store, store, hub, EventLogger(hub))
     granted = [_granted(stage, store, task, renewer, ttl) for _ in range(size)]
     try:
         yield renewer, granted
@@ -102,7 +102,7 @@ def _granted(stage: Stage, store: Any, task: Any, renewer: Renewer, ttl: float) 
     sent_at = now()
     verdict = store.acquire(claim)
     lease = Lease(claim.lock, claim, task)
-    lease.granted(sent_at, verdict.fence, renewer.confirm)
+    lease.granted(sent_at, verdict.fence, renewer.verify)
     renewer.add(lease)
     return lease
 

@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
 
-from celery_singleton_lock.attempt import PROPERTY, new_token
+from celery_singleton_lock.worker.delivery import PROPERTY, new_token
 
 
 def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[st
     }
 
 
-def context_of(task: Any, args: Sequence[Any], watched: bool = False) -> Context:
+def traced_request(task: Any, args: Sequence[Any], watched: bool = False) -> Context:
     """A request as the tracer makes it."""
     return Context(request_of(task, args, watched), args=args, called_directly=False, kwargs={})
 
@@ -51,7 +51,7 @@ def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
     """
     call = task if task_has_custom(task, "__call__") else task.run
     push_current_task(task)
-    task.request_stack.push(context_of(task, args, watched))
+    task.request_stack.push(traced_request(task, args, watched))
     begin = perf_counter()
     try:
         call(*args)

@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.policy import Policy, Raise, RetryLater, Skip
+from celery_singleton_lock.policies import Policy, Raise, RetryLater, Skip
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
 __all__ = [

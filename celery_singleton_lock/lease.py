@@ -8,7 +8,7 @@ from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import LockLost
-from celery_singleton_lock.stores import Claim
+from celery_singleton_lock.store.protocol import LeaseRequest
 
 
 class Lease:
@@ -18,11 +18,11 @@ class Lease:
     """
 
     __slots__ = (
-        "_confirm", "claim", "closed", "deadline", "due", "fence", "interrupt", "key", "lost", "owned", "retaking", "task",
+        "_verify", "claim", "closed", "deadline", "due", "fence", "interrupt", "key", "lost", "owned", "retaking", "task",
         "ttl",
     )  # fmt: skip
 
-    def __init__(self, key: str, claim: Claim | None = None, task: Any = None) -> None:
+    def __init__(self, key: str, claim: LeaseRequest | None = None, task: Any = None) -> None:
         #: Key of the lock.
         self.key = key
         self.claim = claim  # None: there is no lock to lose
@@ -37,7 +37,7 @@ class Lease:
         self.deadline = self.due = 0.0
         self.retaking: Any = None  # a mutex, once the lease has had to be taken again
         self.interrupt: Any = None
-        self._confirm: Callable[[Lease], bool] = _never
+        self._verify: Callable[[Lease], bool] = _never
 
     def __repr__(self) -> str:
         return f"<Lease {self.key} {'held' if self.held else 'not held'}>"
@@ -46,9 +46,9 @@ class Lease:
         """Return how to make a copy or a pickle: of the key alone, with no lock, as the lock belongs to one body."""
         return Lease, (self.key,)
 
-    def granted(self, sent_at: float, fence: int, confirm: Callable[[Lease], bool]) -> None:
-        """The store said yes to a call that was sent then; `confirm` asks it whether that still holds."""
-        self._confirm = confirm
+    def granted(self, sent_at: float, fence: int, verify: Callable[[Lease], bool]) -> None:
+        """The store said yes to a call that was sent then; `verify` asks it whether that still holds."""
+        self._verify = verify
         self.fence = fence
         self.owned = True
         self.renewed(sent_at)
@@ -89,7 +89,7 @@ class Lease:
 
     def _still_owned(self) -> bool:
         over = self.lost or self.closed or (self.claim is not None and self.claim.pid != os.getpid())
-        return not over and self._confirm(self)
+        return not over and self._verify(self)
 
 
 def _never(lease: Lease) -> bool:

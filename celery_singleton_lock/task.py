@@ -9,14 +9,14 @@ from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_singleton_lock import worker
+from celery_singleton_lock.config.task_config import check_class, config_for
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
-from celery_singleton_lock.guard import LEASE, execute
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.plan import check_class, plan_of
-from celery_singleton_lock.policy import Policy
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.policies import Policy
+from celery_singleton_lock.worker import request as worker
+from celery_singleton_lock.worker.execution import LEASE, run_locked
 
 
 class SingletonMixin:
@@ -91,7 +91,7 @@ class SingletonMixin:
             SignatureError: one of them has no stable form.
             ConfigurationError: there is no store.
         """
-        plan = plan_of(self)
+        plan = config_for(self)
         return f"{plan.base}:lock:{plan.digest(args, kwargs)}"
 
     def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
@@ -100,7 +100,7 @@ class SingletonMixin:
         Raises:
             StoreError: the store could not be asked.
         """
-        return runtime_of(self.app).store.holder(self.lock_key_for(*args, **kwargs))
+        return context_of(self.app).store.holder(self.lock_key_for(*args, **kwargs))
 
     def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
         """Take the lock of a call from its holder, who will find it lost; answers who that was.
@@ -108,7 +108,7 @@ class SingletonMixin:
         Raises:
             StoreError: the store could not be asked.
         """
-        return runtime_of(self.app).store.free(plan_of(self).base, self.lock_key_for(*args, **kwargs))
+        return context_of(self.app).store.revoke(config_for(self).base, self.lock_key_for(*args, **kwargs))
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Called by a worker for each of its tasks; gives each delivery an attempt of its own."""
@@ -163,7 +163,7 @@ def _guarded(cls: Any) -> Any:
             return self.run(*args, **kwargs)
 
         try:
-            return execute(self, request, args, kwargs, body)
+            return run_locked(self, request, args, kwargs, body)
         except TaskPredicate as answer:
             if has_begun:
                 raise

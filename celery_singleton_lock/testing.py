@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery_singleton_lock.config import Settings
+from celery_singleton_lock.config.options import Settings
+from celery_singleton_lock.config.task_config import config_for, forget_configs
+from celery_singleton_lock.context import ProcessContext, context_of, replace_context
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.plan import forget_plans, plan_of
-from celery_singleton_lock.runtime import Runtime, replace_runtime, runtime_of
-from celery_singleton_lock.stores import Answer, Claim
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.task import SingletonMixin
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
@@ -32,16 +32,16 @@ def memory_store(app: Any) -> Iterator[None]:
     """
     earlier = {name: app.conf.get(name) for name in _CHANGED}
     app.conf.update(_CHANGED)
-    runtime = Runtime(Settings("memory://"))
-    before = replace_runtime(app, runtime)
-    forget_plans(app)
+    runtime = ProcessContext(Settings("memory://"))
+    before = replace_context(app, runtime)
+    forget_configs(app)
     try:
         yield
     finally:
-        replace_runtime(app, before)
+        replace_context(app, before)
         runtime.end()
         app.conf.update(earlier)
-        forget_plans(app)
+        forget_configs(app)
 
 
 @contextmanager
@@ -57,13 +57,13 @@ def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
         TypeError: the task takes no lock.
     """
     _refuse_plain(task)
-    plan = plan_of(task)
-    claim = Claim(
+    plan = config_for(task)
+    claim = LeaseRequest(
         plan.base, plan.digest(args, kwargs), os.urandom(16).hex(), 3600.0, "held-by-test", "test", os.getpid()
     )
-    store = runtime_of(task.app).store
+    store = context_of(task.app).store
     verdict = store.acquire(claim)
-    assert verdict.answer is Answer.GRANTED, f"{claim.lock} is held by {verdict.holder}"
+    assert verdict.answer is AcquireStatus.GRANTED, f"{claim.lock} is held by {verdict.holder}"
     try:
         yield Holder(claim.task_id, claim.node, claim.pid, 0.0, claim.ttl)
     finally:
@@ -101,5 +101,5 @@ def _refuse_plain(task: Any) -> None:
         raise TypeError(f"{name} takes no lock: it is no task with the base SingletonTask")
     if name.startswith("celery."):
         raise TypeError(f"{name} takes no lock: Celery's own tasks are always plain")
-    if not plan_of(task).options.singleton:
+    if not config_for(task).options.singleton:
         raise TypeError(f"{name} takes no lock: its option singleton is False")

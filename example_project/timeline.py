@@ -15,7 +15,11 @@ COLOURS = {
     "revalue": "#d97706",
     "close_book": "#475569",
 }
-FATES = {"Skip": ("#64748b", "skipped"), "RetryLater": ("#0f766e", "retried later"), "Raise": ("#be123c", "refused")}
+FATES = {
+    "Skip": ("#64748b", "skipped"),
+    "RetryLater": ("#0f766e", "retried later"),
+    "Raise": ("#be123c", "refused"),
+}
 RED = "#dc2626"
 STYLE = """
 text { font: 12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #334155 }

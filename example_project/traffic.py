@@ -15,7 +15,7 @@ class Traffic:
     """Asks for work as time goes by, and remembers what an answer is owed for."""
 
     def __init__(self, seconds: float) -> None:
-        """Plan the work of a demo that lasts this many seconds."""
+        """TaskConfig the work of a demo that lasts this many seconds."""
         self._reports: list[str] = []  # ids: a result object would go on listening
         self.books: list[str] = []
         plan: list[tuple[float, Callable[[], None]]] = []

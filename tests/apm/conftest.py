@@ -12,11 +12,11 @@ from tests.apm.integrations import Integration, installed
 from tests.apm.tasks import add_tasks
 from tests.integration.conftest import (  # noqa: F401 - fixtures
     base_conf,
-    bench,
     broker_kind,
     celery_backend_cluster,
     celery_broker_cluster,
     celery_worker_cluster,
+    env,
     extra_conf,
     local_workers,
     make_setup_app,

@@ -11,139 +11,139 @@ from celery.result import AsyncResult
 from celery_singleton_lock import DuplicateTask
 from celery_singleton_lock.testing import hold
 from tests.apm.integrations import Integration
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.recorder import Event
 from tests.servers import until
 
 OWN = {"x-own": "of the caller"}
 
 
-def send(bench: Bench, policy: str, tag: str | None = None, **kwargs: Any) -> AsyncResult:
+def send(env: WorkerEnvironment, policy: str, tag: str | None = None, **kwargs: Any) -> AsyncResult:
     """Send a task with a header of its caller's."""
-    return bench.app.tasks[f"traced.{policy}"].apply_async((tag or bench.tag,), kwargs, headers=OWN)
+    return env.app.tasks[f"traced.{policy}"].apply_async((tag or env.tag,), kwargs, headers=OWN)
 
 
-def run_until_let_go(bench: Bench, policy: str) -> AsyncResult:
+def run_until_let_go(env: WorkerEnvironment, policy: str) -> AsyncResult:
     """Send a task and return once its body waits for `let_go`."""
-    result = send(bench, policy, acts=("hold", "return"))
-    bench.wait_for("start")
+    result = send(env, policy, acts=("hold", "return"))
+    env.wait_for("start")
     return result
 
 
-def postponed(bench: Bench, result: AsyncResult, count: int = 2) -> None:
+def postponed(env: WorkerEnvironment, result: AsyncResult, count: int = 2) -> None:
     """Wait until a task was published again so often."""
-    bench.worker.wait_for_lines(result.id, " waits ", count=count)
+    env.worker.wait_for_lines(result.id, " waits ", count=count)
 
 
-def traced(bench: Bench, result: AsyncResult, tag: str | None = None) -> Event:
+def traced(env: WorkerEnvironment, result: AsyncResult, tag: str | None = None) -> Event:
     """Return what the body of a task saw."""
-    bench.get(result)
-    (seen,) = [event for event in bench.events("traced", tag) if event["id"] == result.id]
+    env.get(result)
+    (seen,) = [event for event in env.events("traced", tag) if event["id"] == result.id]
     return {name: seen[name] for name in ("own", "trace")}
 
 
-def sent(bench: Bench) -> Counter[str]:
+def sent(env: WorkerEnvironment) -> Counter[str]:
     """Return what the worker's integration would have sent, by kind, up to the end of what runs now."""
-    bench.settle_node(bench.worker.worker_queue)
-    return Counter(event["what"] for event in bench.recorder.events(f"sent-{bench.worker.worker_queue}"))
+    env.settle_node(env.worker.worker_queue)
+    return Counter(event["what"] for event in env.recorder.events(f"sent-{env.worker.worker_queue}"))
 
 
-def told(bench: Bench, task_id: str) -> Counter[str]:
+def told(env: WorkerEnvironment, task_id: str) -> Counter[str]:
     """Return Celery's signals about a task."""
-    return Counter(event["what"] for event in bench.signals(task_id))
+    return Counter(event["what"] for event in env.signals(task_id))
 
 
-def test_skip(bench: Bench) -> None:
+def test_skip(env: WorkerEnvironment) -> None:
     """A skipped duplicate is a SUCCESS without a value, and the integration is told of no error."""
-    before = sent(bench)
-    run_until_let_go(bench, "skip")
-    duplicate = send(bench, "skip")
-    assert bench.get(duplicate) is None
+    before = sent(env)
+    run_until_let_go(env, "skip")
+    duplicate = send(env, "skip")
+    assert env.get(duplicate) is None
     assert states.SUCCESS == duplicate.state
-    bench.let_go()
-    assert 0 == (sent(bench) - before)["error"]
-    assert 1 == len(bench.starts())
+    env.let_go()
+    assert 0 == (sent(env) - before)["error"]
+    assert 1 == len(env.starts())
 
 
-def test_raise(bench: Bench) -> None:
+def test_raise(env: WorkerEnvironment) -> None:
     """A refused duplicate is a FAILURE; as the error is one of the task's ``throws``, it is no incident."""
-    before = sent(bench)
-    run_until_let_go(bench, "raise")
-    duplicate = send(bench, "raise")
-    assert isinstance(bench.error(duplicate), DuplicateTask)
-    bench.let_go()
-    assert 0 == (sent(bench) - before)["error"]
-    assert 1 == len(bench.starts())
+    before = sent(env)
+    run_until_let_go(env, "raise")
+    duplicate = send(env, "raise")
+    assert isinstance(env.error(duplicate), DuplicateTask)
+    env.let_go()
+    assert 0 == (sent(env) - before)["error"]
+    assert 1 == len(env.starts())
 
 
-def test_retry(bench: Bench) -> None:
+def test_retry(env: WorkerEnvironment) -> None:
     """A postponed duplicate runs once, after the holder."""
-    holder = run_until_let_go(bench, "retry")
-    duplicate = send(bench, "retry")
-    postponed(bench, duplicate)
-    bench.let_go()
-    assert "done" == bench.get(duplicate)
-    bench.settle(duplicate.id)
-    assert [holder.id, duplicate.id] == [start["id"] for start in bench.starts()]
+    holder = run_until_let_go(env, "retry")
+    duplicate = send(env, "retry")
+    postponed(env, duplicate)
+    env.let_go()
+    assert "done" == env.get(duplicate)
+    env.settle(duplicate.id)
+    assert [holder.id, duplicate.id] == [start["id"] for start in env.starts()]
 
 
-def test_backoff(bench: Bench) -> None:
+def test_backoff(env: WorkerEnvironment) -> None:
     """The delay grows with each postponement, and after ``max_wait`` seconds the duplicate fails."""
-    run_until_let_go(bench, "growing")
-    duplicate = send(bench, "growing")
-    assert isinstance(bench.error(duplicate), DuplicateTask)
-    lines = bench.worker.lines(duplicate.id, " waits ")
+    run_until_let_go(env, "growing")
+    duplicate = send(env, "growing")
+    assert isinstance(env.error(duplicate), DuplicateTask)
+    lines = env.worker.lines(duplicate.id, " waits ")
     assert ["0.2", "0.4", "0.3"] == [line.partition(" waits ")[2].split()[0] for line in lines]
 
 
-def test_own_headers_and_trace(bench: Bench, integration: Integration) -> None:
+def test_own_headers_and_trace(env: WorkerEnvironment, integration: Integration) -> None:
     """A postponed run sees the headers of its caller and goes on with the caller's trace, as one that was not postponed."""
-    control = bench.other_tag("control")
+    control = env.other_tag("control")
     with integration.publisher():
         trace = integration.trace_id()
-        expected = traced(bench, send(bench, "retry", control), control)
+        expected = traced(env, send(env, "retry", control), control)
     assert trace == expected["trace"]
     assert OWN["x-own"] in expected["own"].values()
 
-    run_until_let_go(bench, "retry")
+    run_until_let_go(env, "retry")
     with integration.publisher():
         trace = integration.trace_id()
-        duplicate = send(bench, "retry")
-    postponed(bench, duplicate)
-    bench.let_go()
-    assert {**expected, "trace": trace} == traced(bench, duplicate)
+        duplicate = send(env, "retry")
+    postponed(env, duplicate)
+    env.let_go()
+    assert {**expected, "trace": trace} == traced(env, duplicate)
 
 
-def test_counts(bench: Bench) -> None:
+def test_counts(env: WorkerEnvironment) -> None:
     """Each postponement makes as many signals and spans as a plain task's own retry, and not one more."""
-    before = sent(bench)
-    with hold(bench.app.tasks["traced.retry"], bench.tag):
-        duplicate = send(bench, "retry")
-        postponed(bench, duplicate)
-    bench.get(duplicate)
-    bench.settle(duplicate.id)
-    ours, signals = sent(bench) - before, told(bench, duplicate.id)
+    before = sent(env)
+    with hold(env.app.tasks["traced.retry"], env.tag):
+        duplicate = send(env, "retry")
+        postponed(env, duplicate)
+    env.get(duplicate)
+    env.settle(duplicate.id)
+    ours, signals = sent(env) - before, told(env, duplicate.id)
 
     acts = (*("retry",) * signals["task_retry"], "return")
-    control, before = bench.other_tag("control"), sent(bench)
-    plain = send(bench, "plain", control, acts=acts, seconds=0.2)
-    bench.get(plain)
-    bench.settle(plain.id)
+    control, before = env.other_tag("control"), sent(env)
+    plain = send(env, "plain", control, acts=acts, seconds=0.2)
+    env.get(plain)
+    env.settle(plain.id)
     assert ours
-    assert told(bench, plain.id) == signals
+    assert told(env, plain.id) == signals
     assert 1 == signals["task_success"]
-    assert sent(bench) - before == ours
+    assert sent(env) - before == ours
 
 
-def test_redelivery(bench: Bench) -> None:
+def test_redelivery(env: WorkerEnvironment) -> None:
     """A message that is delivered twice at once runs once."""
-    with bench.captured_messages() as messages:
-        result = run_until_let_go(bench, "skip")
-    bench.redeliver(messages[0])
-    bench.worker.wait_for_lines(result.id, "is running in another delivery of it", count=2)
-    bench.let_go()
-    bench.worker.wait_for_lines(result.id, "dropped: another delivery of it")
-    assert "held" == bench.get(result)
-    bench.settle(result.id)
-    assert [result.id] == [start["id"] for start in bench.starts()]
-    until(lambda: not bench.app.backend.client.keys(f"*{bench.key('skip')}*"), "nothing is left")
+    with env.captured_messages() as messages:
+        result = run_until_let_go(env, "skip")
+    env.redeliver(messages[0])
+    env.worker.wait_for_lines(result.id, "is running in another delivery of it", count=2)
+    env.let_go()
+    env.worker.wait_for_lines(result.id, "dropped: another delivery of it")
+    assert "held" == env.get(result)
+    env.settle(result.id)
+    assert [result.id] == [start["id"] for start in env.starts()]
+    until(lambda: not env.app.backend.client.keys(f"*{env.key('skip')}*"), "nothing is left")

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import pytest
 from redis import Redis
 
-from celery_singleton_lock.stores import Claim, LockStore
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.store.memory import MemoryStore
+from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests import servers
 from tests.servers import RedisServer
 
@@ -133,12 +133,12 @@ def store(backing: Backing) -> LockStore:
 
 
 @pytest.fixture
-def claim(base: str) -> Callable[..., Claim]:
+def claim(base: str) -> Callable[..., LeaseRequest]:
     """Makes claims: each with a token of its own unless one is given."""
 
-    def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> Claim:
+    def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseRequest:
         token = token or secrets.token_hex(16)
-        return Claim(
+        return LeaseRequest(
             base, digest, token, ttl, task_id or f"task-{token[:6]}", **{"node": "w1@host", "pid": 4711, **more}
         )
 

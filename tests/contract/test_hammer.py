@@ -12,9 +12,9 @@ from typing import Any
 
 from redis import Redis
 
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
-from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.store.memory import MemoryStore
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.servers import RedisServer
 
 SECONDS = 1.5
@@ -34,16 +34,18 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
     until, granted = time.monotonic() + SECONDS, 0
     while time.monotonic() < until:
         digest = str(random.randrange(LOCKS))
-        claim = Claim(base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), watched=random.random() < 0.5)
-        other = Claim(base, digest, secrets.token_hex(8), 20.0, claim.task_id)
+        claim = LeaseRequest(
+            base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), watched=random.random() < 0.5
+        )
+        other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, claim.task_id)
         store.release(other, success=True)  # nobody's token frees nothing
-        if store.acquire(claim).answer is not Answer.GRANTED:
-            assert store.renew([claim]) != [Renewed.DONE], "renewed without a lease"
+        if store.acquire(claim).answer is not AcquireStatus.GRANTED:
+            assert store.renew([claim]) != [RenewResult.RENEWED], "renewed without a lease"
             continue
         granted += 1
         assert enter(digest, claim.token), "two in one critical section"
         for _ in range(random.randrange(3)):
-            assert [Renewed.DONE] == store.renew([claim]), "lost within its TTL"
+            assert [RenewResult.RENEWED] == store.renew([claim]), "lost within its TTL"
         assert leave(digest, claim.token), "someone came in between"
         store.release(claim, success=True)
         store.release(claim, success=True)

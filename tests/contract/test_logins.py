@@ -11,13 +11,13 @@ from redis import Redis
 from redis.credentials import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores import Answer, Claim, Renewed
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.servers import Process, RedisServer, free_port, is_listening, redis_program, until
 
-MakeClaim = Callable[..., Claim]
+MakeClaim = Callable[..., LeaseRequest]
 
 PASSWORD = "pa55-of-the-default"
 USER, USER_PASSWORD = "locks", "pa55-of-the-user"
@@ -103,18 +103,18 @@ def test_provider_in_url(
     name = separator.join(named(provider).rsplit(".", 1))
     for login in ("", f"someone:{WRONG[0]}@"):
         url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
-        assert redis_store(url).acquire(claim(login)).answer is Answer.GRANTED
+        assert redis_store(url).acquire(claim(login)).answer is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
 def test_provider_among_options(guarded: RedisServer, claim: MakeClaim, provider: Any) -> None:
     """It may come among the options too, as an object or a name; a URL's counts before it."""
     store = RedisStore(connector(guarded.url(), {"credential_provider": provider}))
-    assert store.acquire(claim("option")).answer is Answer.GRANTED
+    assert store.acquire(claim("option")).answer is AcquireStatus.GRANTED
     store.close()
     url = f"{guarded.url()}?credential_provider={named(AclUser)}"
     store = RedisStore(connector(url, {"credential_provider": Outdated(), "password": WRONG[0]}))
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
     store.close()
 
 
@@ -123,8 +123,8 @@ def test_provider_in_settings(guarded: RedisServer, claim: MakeClaim, setting: s
     """It works in each setting that may name the store."""
     app = Celery("login", set_as_current=False)
     app.conf.update({"broker_url": "memory://", setting: f"{guarded.url()}?credential_provider={named(AclUser)}"})
-    store = runtime_of(app).store
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    store = context_of(app).store
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
     store.close()
     app.close()
 
@@ -135,7 +135,7 @@ def test_provider_is_asked_for_each_connection(guarded: RedisServer, redis_store
     store.acquire(one)
     assert USER == store._command("ACL", "WHOAMI")
     store._free[0].drop()
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
     assert "default" == store._command("ACL", "WHOAMI")
 
 
@@ -188,7 +188,7 @@ def refused_login(call: Callable[[], Any]) -> None:
         assert password not in str(refused.value)
 
 
-CALLS: Mapping[str, Callable[[RedisStore, Claim], Any]] = {
+CALLS: Mapping[str, Callable[[RedisStore, LeaseRequest], Any]] = {
     "acquire": lambda store, claim: store.acquire(claim),
     "renew": lambda store, claim: store.renew([claim]),
     "release": lambda store, claim: store.release(claim, success=True),
@@ -235,7 +235,7 @@ def test_arguments_are_not_shown(
 ) -> None:
     """Servers that do not know a command tell its first arguments: neither a password nor a token is shown."""
     server = own_server("--rename-command", "AUTH", "", "--rename-command", "EVALSHA", "")
-    one = Claim("b", "d", "t0ken", 30.0, "id")
+    one = LeaseRequest("b", "d", "t0ken", 30.0, "id")
     with pytest.raises(StoreError, match=r"(?i)unknown command.*evalsha") as refused:
         redis_store(server.url()).acquire(one)
     assert "t0ken" not in str(refused.value)
@@ -287,7 +287,7 @@ def by_sentinel(url: str, own: str | None = SENTINEL_PASSWORD, **options: Any) -
 def test_sentinel(sentinel: str, claim: MakeClaim, query: str, options: dict[str, Any]) -> None:
     """By way of Sentinel the server gets its login, also by a credential provider; the Sentinel has its own."""
     store = by_sentinel(sentinel + query, **options)
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
     store.close()
 
 

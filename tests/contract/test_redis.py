@@ -20,29 +20,29 @@ from celery import Celery
 from redis import Redis
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
-from celery_singleton_lock.stores import redis as redis_module
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store import redis as redis_module
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 
-MakeClaim = Callable[..., Claim]
+MakeClaim = Callable[..., LeaseRequest]
 StartServer = Callable[..., RedisServer]
 
 TIMEOUT = 0.4
 SLACK = 0.6
 
 #: Each call that a store makes, for what is true of all of them.
-CALLS: dict[str, Callable[[LockStore, Claim], Any]] = {
+CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "acquire": lambda store, claim: store.acquire(claim),
     "renew": lambda store, claim: store.renew([claim]),
-    "retake": lambda store, claim: store.retake(claim, 1),
+    "reacquire": lambda store, claim: store.reacquire(claim, 1),
     "release": lambda store, claim: store.release(claim, success=True),
     "settle": lambda store, claim: store.settle(claim, success=True),
     "unsettle": lambda store, claim: store.settle(claim, success=False),
     "holder": lambda store, claim: store.holder(claim.lock),
-    "free": lambda store, claim: store.free(claim.base, claim.lock),
+    "free": lambda store, claim: store.revoke(claim.base, claim.lock),
     "eviction_policy": lambda store, claim: store.eviction_policy(),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
@@ -66,8 +66,8 @@ def test_no_script_is_loaded_beforehand(redis_store: MakeStore, own_server: Star
     """The first call on a new server is granted, and a renewal of nothing changes nothing there."""
     store = redis_store(own_server().url())
     one = claim()
-    assert store.acquire(one).answer is Answer.GRANTED
-    assert [Renewed.DONE] == store.renew([one])
+    assert store.acquire(one).answer is AcquireStatus.GRANTED
+    assert [RenewResult.RENEWED] == store.renew([one])
 
 
 # -- time --------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def hang(peer: socket.socket) -> None:
 
 
 def drip(peer: socket.socket) -> None:
-    """Answer one byte at a time, for ever, each just within any timeout of a single read."""
+    """AcquireStatus one byte at a time, for ever, each just within any timeout of a single read."""
     peer.recv(4096)
     peer.sendall(b"$1000\r\n")
     while True:
@@ -153,7 +153,7 @@ def drip(peer: socket.socket) -> None:
 
 
 def pleasantries(peer: socket.socket) -> None:
-    """Answer each command of the handshake just within any timeout of a single one."""
+    """AcquireStatus each command of the handshake just within any timeout of a single one."""
     while peer.recv(4096):
         time.sleep(TIMEOUT * 0.7)
         peer.sendall(b"+OK\r\n")
@@ -277,7 +277,7 @@ def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, cl
     bounded(lambda: store.renew([one]))
     bounded(lambda: store.renew([one]))
     server.resume()
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
 
 
 def test_nothing_listens(redis_store: MakeStore, claim: MakeClaim) -> None:
@@ -298,7 +298,7 @@ def test_reply_of_a_call_that_was_given_up(own_server: StartServer, redis_store:
     bounded(lambda: store.acquire(other), 0.2)
     server.resume()
     assert store.release(one, success=True) is False
-    assert [Renewed.GONE] == store.renew([one])
+    assert [RenewResult.MISSING] == store.renew([one])
 
 
 # -- connections -------------------------------------------------------------------------------
@@ -330,8 +330,8 @@ def test_restarted_server_is_used_again(own_server: StartServer, redis_store: Ma
     with pytest.raises(StoreUnavailable):
         store.renew([one])
     server.start()
-    assert [Renewed.GONE] == store.renew([one])
-    assert store.acquire(one).answer is Answer.GRANTED
+    assert [RenewResult.MISSING] == store.renew([one])
+    assert store.acquire(one).answer is AcquireStatus.GRANTED
 
 
 def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
@@ -351,7 +351,7 @@ def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore
         try:
             for turn in range(20):
                 one = claim(f"{number}-{turn}")
-                assert store.acquire(one).answer is Answer.GRANTED
+                assert store.acquire(one).answer is AcquireStatus.GRANTED
                 store.release(one, success=True)
         except Exception as error:
             failures.append(error)
@@ -467,7 +467,7 @@ def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str)
         sock._sock = Late(sock._sock, after=late)
     else:
         connection.read_response = read_late
-    assert [Renewed.DONE] == store.renew([one], 0.1)
+    assert [RenewResult.RENEWED] == store.renew([one], 0.1)
     store.release(one, success=True)
     store.close()
 
@@ -520,7 +520,7 @@ def test_kept_from_running_beside_a_slow_store(
         go_on.start()
 
     connection._sock._sock = Late(connection._sock._sock, before=late)
-    assert [Renewed.DONE] == store.renew([one], 0.1)
+    assert [RenewResult.RENEWED] == store.renew([one], 0.1)
     go_on.join()
     store.close()
 
@@ -531,7 +531,7 @@ def test_connection_that_cannot_send(redis_server: RedisServer, claim: MakeClaim
     store, one = RedisStore(lambda: connection, 1.0), claim()
     store.acquire(one)
     connection._sock._sock.shutdown(socket.SHUT_WR)
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
     store.close()
 
 
@@ -549,7 +549,7 @@ def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, cla
     with pytest.raises(StoreUnavailable):
         store.renew([one])
     assert [1] == sent
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
     store.close()
 
 
@@ -583,7 +583,7 @@ def test_interrupted_call_leaves_no_half_used_connection(redis_store: MakeStore,
     with pytest.raises(SystemExit):
         store.holder(one.lock)
     connection.read_response = read
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
 
 
 def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeClaim) -> None:
@@ -591,7 +591,7 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeCla
     app = Celery("fork", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url()
     ours = claim("parent")
-    assert runtime_of(app).store.acquire(ours).answer is Answer.GRANTED
+    assert context_of(app).store.acquire(ours).answer is AcquireStatus.GRANTED
     children = []
     for number in range(3):
         pid = os.fork()
@@ -600,20 +600,20 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeCla
             continue
         code = 1
         try:
-            store = runtime_of(app).store
+            store = context_of(app).store
             for turn in range(50):
                 one = claim(f"{number}-{turn}")
-                assert store.acquire(one).answer is Answer.GRANTED
-                assert [Renewed.DONE] == store.renew([one])
+                assert store.acquire(one).answer is AcquireStatus.GRANTED
+                assert [RenewResult.RENEWED] == store.renew([one])
                 store.release(one, success=True)
             code = 0
         finally:
             os._exit(code)
-    store = runtime_of(app).store
+    store = context_of(app).store
     for _ in range(100):
-        assert [Renewed.DONE] == store.renew([ours])
+        assert [RenewResult.RENEWED] == store.renew([ours])
     assert [0, 0, 0] == [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    assert [Renewed.DONE] == store.renew([ours])
+    assert [RenewResult.RENEWED] == store.renew([ours])
     store.close()
 
 
@@ -659,7 +659,7 @@ def test_read_only_replica_is_an_outage(own_server: StartServer, redis_store: Ma
     with pytest.raises(StoreUnavailable):
         store.acquire(claim())
     store._command("REPLICAOF", "NO", "ONE")
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
 
 
 def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
@@ -670,7 +670,7 @@ def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStor
     store._command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(StoreUnavailable):
         store.acquire(claim())
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
     store.release(one, success=True)
     assert store.holder(one.lock) is None
 
@@ -686,7 +686,7 @@ def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStor
         store.acquire(claim())
     store._command("SCRIPT", "KILL")
     until(lambda: serves(store), "the script has ended")
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
 
 
 def serves(store: RedisStore) -> bool:
@@ -782,7 +782,7 @@ def test_unix_socket(own_server: StartServer, redis_store: MakeStore, claim: Mak
     try:
         one = claim()
         store = redis_store(f"redis+socket://{path}?virtual_host=4")
-        assert store.acquire(one).answer is Answer.GRANTED
+        assert store.acquire(one).answer is AcquireStatus.GRANTED
         assert redis_store(server.url(4)).holder(one.lock) is not None
         assert redis_store(server.url(0)).holder(one.lock) is None
     finally:
@@ -848,8 +848,8 @@ def test_valkeys_spelling(redis_server: RedisServer, claim: MakeClaim, place: st
     """``valkey://`` means what ``redis://`` does, database and options included."""
     app = Celery("valkey", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url(3).replace("redis://", f"{place}://") + "?client_name=v"
-    store, one = runtime_of(app).store, claim()
-    assert store.acquire(one).answer is Answer.GRANTED
+    store, one = context_of(app).store, claim()
+    assert store.acquire(one).answer is AcquireStatus.GRANTED
     with Redis.from_url(redis_server.url(3)) as client:
         assert client.exists(one.lock)
         assert "v" in [listed["name"] for listed in client.client_list()]

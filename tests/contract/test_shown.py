@@ -14,8 +14,8 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask, StoreError
-from celery_singleton_lock.stores import Claim
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import CALLS, every_call
 from tests.servers import RedisServer, free_port
@@ -23,7 +23,7 @@ from tests.servers import RedisServer, free_port
 TIMEOUT = 0.15
 TOKEN, WRONG = "70ken-0f-this-attempt", "pa55w0rd"
 StartServer = Callable[..., RedisServer]
-Call = Callable[[Any, Claim], Any]
+Call = Callable[[Any, LeaseRequest], Any]
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -66,11 +66,11 @@ def leaks(raised: BaseException, *secrets: str) -> list[str]:
 
 
 @pytest.fixture
-def one(base: str) -> Claim:
-    return Claim(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, watched=True)
+def one(base: str) -> LeaseRequest:
+    return LeaseRequest(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, watched=True)
 
 
-def shows_nothing(call: Call, store: RedisStore, claim: Claim) -> None:
+def shows_nothing(call: Call, store: RedisStore, claim: LeaseRequest) -> None:
     """The call fails, and nothing of the error shows the token; nor does a second one, for which all is packed."""
     for _ in range(2):
         with pytest.raises(StoreError) as raised:
@@ -96,7 +96,7 @@ def test_leaks_are_found() -> None:
 
 
 @every_call
-def test_server_away(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+def test_server_away(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
     """Not where the server has gone since the connection was made, nor where it cannot be connected to."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
@@ -107,7 +107,7 @@ def test_server_away(own_server: StartServer, redis_store: MakeStore, one: Claim
 
 
 @every_call
-def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
     """Not where the server does not answer in time, whether connected before or not."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
@@ -121,7 +121,7 @@ def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Cla
 
 
 @every_call
-def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Claim, call: Call) -> None:
+def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
     """Not where the server refuses the command, or tells what it was."""
     server = own_server()
     admin = redis_store(server.url())
@@ -133,7 +133,7 @@ def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Cl
 
 @every_call
 @pytest.mark.parametrize("url", ["rediss://127.0.0.1:{port}/0", "sentinel://127.0.0.1:{port}/0"])
-def test_no_connection(own_server: StartServer, one: Claim, url: str, call: Call) -> None:
+def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, call: Call) -> None:
     """Not where TLS or a Sentinel is expected and there is none."""
     server = own_server()
     store = RedisStore(connector(url.format(port=server.port), {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
@@ -141,7 +141,7 @@ def test_no_connection(own_server: StartServer, one: Claim, url: str, call: Call
 
 
 @pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
-def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: Claim, call: Call) -> None:
+def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> None:
     """Not where a connection by TLS, whose sending is Python code, is closed."""
     cert, key, port = str(certificate[0]), str(certificate[1]), free_port()
     files = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no"]
@@ -153,7 +153,7 @@ def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: Claim
     store.close()
 
 
-def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: Claim) -> None:
+def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
     """Nor is the password of a login that is refused, which redis-py has in its variables."""
     server = own_server("--requirepass", "right")
     store = redis_store(server.url().replace("redis://", f"redis://:{WRONG}@"))
@@ -166,7 +166,7 @@ class Struck(Exception):
     """Raised by a signal handler."""
 
 
-def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: Claim) -> None:
+def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
     """Nor does an exception of a signal handler that strikes while a reply is awaited show the token."""
 
     def strike(*_: Any) -> None:
@@ -207,5 +207,5 @@ def test_frames_of_a_run(own_server: StartServer) -> None:
 def claim_leaks(raised: BaseException) -> list[str]:
     """Names of what shows the token of the claim that is among the variables."""
     values = [value for _, variables in frames(raised.__traceback__) for value in variables.values()]
-    (token,) = {value.token for value in values if isinstance(value, Claim)}
+    (token,) = {value.token for value in values if isinstance(value, LeaseRequest)}
     return leaks(raised, token)

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
-from celery_singleton_lock.stores.memory import FEW, MemoryStore
+from celery_singleton_lock.store.memory import FEW, MemoryStore
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import Backing
 
-MakeClaim = Callable[..., Claim]
+MakeClaim = Callable[..., LeaseRequest]
 
 
-def known(claim: Claim) -> Claim:
+def known(claim: LeaseRequest) -> LeaseRequest:
     """The same attempt as a worker's main process knows it: without digest."""
-    return Claim(claim.base, "", claim.token, claim.ttl, claim.task_id)
+    return LeaseRequest(claim.base, "", claim.token, claim.ttl, claim.task_id)
 
 
-def granted(store: LockStore, claim: Claim) -> bool:
-    return store.acquire(claim).answer is Answer.GRANTED
+def granted(store: LockStore, claim: LeaseRequest) -> bool:
+    return store.acquire(claim).answer is AcquireStatus.GRANTED
 
 
 def left(backing: Backing) -> list[str]:
@@ -29,10 +29,10 @@ def left(backing: Backing) -> list[str]:
     return [name for name in sorted(backing.keys()) if ":fence" not in name and ":recent" not in name]
 
 
-def take(store: LockStore, claim: Claim) -> int:
+def take(store: LockStore, claim: LeaseRequest) -> int:
     """Acquire a free lock; answers the fence of the lease."""
     verdict = store.acquire(claim)
-    assert verdict.answer is Answer.GRANTED
+    assert verdict.answer is AcquireStatus.GRANTED
     return verdict.fence
 
 
@@ -42,7 +42,7 @@ def take(store: LockStore, claim: Claim) -> int:
 def test_free_lock_is_granted(store: LockStore, claim: MakeClaim) -> None:
     """A free lock is granted, without a holder to name."""
     verdict = store.acquire(claim())
-    assert (Answer.GRANTED, None) == (verdict.answer, verdict.holder)
+    assert (AcquireStatus.GRANTED, None) == (verdict.answer, verdict.holder)
 
 
 def test_held_lock_names_its_holder(backing: Backing, claim: MakeClaim) -> None:
@@ -50,7 +50,7 @@ def test_held_lock_names_its_holder(backing: Backing, claim: MakeClaim) -> None:
     first = claim(ttl=20.0)
     assert granted(backing.store, first)
     verdict = backing.store.acquire(claim())
-    assert verdict.answer is Answer.HELD
+    assert verdict.answer is AcquireStatus.HELD
     holder = verdict.holder
     assert holder is not None
     assert (first.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
@@ -95,7 +95,7 @@ def test_lock_expires(backing: Backing, claim: MakeClaim) -> None:
     backing.wait(1.1)
     assert store.holder(first.lock) is None
     assert granted(store, second)
-    assert [Renewed.TAKEN] == store.renew([first])
+    assert [RenewResult.NOT_OWNER] == store.renew([first])
     assert not store.release(first, success=True)
     assert store.holder(second.lock) is not None
 
@@ -121,7 +121,7 @@ def test_release_by_the_owner_alone(store: LockStore, claim: MakeClaim) -> None:
         store.release(other, success=True)
         store.release(other, success=False)
         assert store.holder(owner.lock) is not None
-    assert [Renewed.DONE] == store.renew([owner])
+    assert [RenewResult.RENEWED] == store.renew([owner])
 
 
 def test_release_twice_is_harmless(store: LockStore, claim: MakeClaim) -> None:
@@ -132,7 +132,7 @@ def test_release_twice_is_harmless(store: LockStore, claim: MakeClaim) -> None:
     store.release(first, success=True)
     store.acquire(second)
     store.release(first, success=True)
-    assert [Renewed.DONE] == store.renew([second])
+    assert [RenewResult.RENEWED] == store.renew([second])
 
 
 def test_release_of_what_was_never_granted(store: LockStore, claim: MakeClaim) -> None:
@@ -145,12 +145,12 @@ def test_release_of_what_was_never_granted(store: LockStore, claim: MakeClaim) -
 
 
 def test_renew_puts_the_expiry_off(backing: Backing, claim: MakeClaim) -> None:
-    """Renewed in time, a lock lives past its TTL."""
+    """RenewResult in time, a lock lives past its TTL."""
     one = claim(ttl=6.0)
     backing.store.acquire(one)
     for _ in range(4):
         backing.wait(4)
-        assert [Renewed.DONE] == backing.store.renew([one])
+        assert [RenewResult.RENEWED] == backing.store.renew([one])
     holder = backing.store.holder(one.lock)
     assert holder is not None
     assert 5 < holder.remaining <= 6
@@ -160,7 +160,7 @@ def test_renew_by_the_owner_alone(backing: Backing, claim: MakeClaim) -> None:
     """Another's lock is neither renewed nor touched."""
     owner, other = claim(ttl=5.0), claim(ttl=60.0)
     backing.store.acquire(owner)
-    assert [Renewed.TAKEN] == backing.store.renew([other])
+    assert [RenewResult.NOT_OWNER] == backing.store.renew([other])
     holder = backing.store.holder(owner.lock)
     assert holder is not None
     assert holder.remaining <= 5
@@ -171,7 +171,7 @@ def test_renew_of_what_is_gone(backing: Backing, claim: MakeClaim) -> None:
     one = claim()
     backing.store.acquire(one)
     backing.store.release(one, success=False)
-    assert [Renewed.GONE] == backing.store.renew([one])
+    assert [RenewResult.MISSING] == backing.store.renew([one])
     assert [] == left(backing)
 
 
@@ -182,7 +182,14 @@ def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> Non
     for one in (mine, claim("c"), watched):
         store.acquire(one)
     batch = [gone, mine, known(watched), taken, known(gone), mine]
-    answers = [Renewed.GONE, Renewed.DONE, Renewed.DONE, Renewed.TAKEN, Renewed.GONE, Renewed.DONE]
+    answers = [
+        RenewResult.MISSING,
+        RenewResult.RENEWED,
+        RenewResult.RENEWED,
+        RenewResult.NOT_OWNER,
+        RenewResult.MISSING,
+        RenewResult.RENEWED,
+    ]
     assert answers == store.renew(batch)
 
 
@@ -191,7 +198,7 @@ def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
     batch = [claim(str(number), ttl=10.0 + number) for number in range(100)]
     for one in batch:
         store.acquire(one)
-    assert [Renewed.DONE] * 100 == store.renew(batch)
+    assert [RenewResult.RENEWED] * 100 == store.renew(batch)
     for one in (batch[0], batch[-1]):
         holder = store.holder(one.lock)
         assert holder is not None
@@ -203,13 +210,16 @@ def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
     store, one = backing.store, claim(ttl=20.0, watched=True)
     store.acquire(one)
     backing.lose()
-    assert [Renewed.GONE] == store.renew([one])
-    assert [(Renewed.DONE, True), (Renewed.DONE, False)] == [store.retake(one, 0), store.retake(one, 0)]
+    assert [RenewResult.MISSING] == store.renew([one])
+    assert [(RenewResult.RENEWED, True), (RenewResult.RENEWED, False)] == [
+        store.reacquire(one, 0),
+        store.reacquire(one, 0),
+    ]
     holder = store.holder(one.lock)
     assert holder is not None
     assert (one.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
     assert 15 < holder.remaining <= 20
-    assert [Renewed.DONE] * 2 == store.renew([one, known(one)])
+    assert [RenewResult.RENEWED] * 2 == store.renew([one, known(one)])
     store.release(known(one), success=False)
     assert store.holder(one.lock) is None
 
@@ -220,24 +230,26 @@ def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> Non
     store.acquire(one)
     backing.lose()
     store.acquire(other)
-    assert (Renewed.TAKEN, False) == store.retake(one, 0)
-    assert [Renewed.GONE, Renewed.DONE] == store.renew([known(one), known(other)])
+    assert (RenewResult.NOT_OWNER, False) == store.reacquire(one, 0)
+    assert [RenewResult.MISSING, RenewResult.RENEWED] == store.renew([known(one), known(other)])
 
 
-def _released(store: LockStore, one: Claim) -> None:
+def _released(store: LockStore, one: LeaseRequest) -> None:
     store.release(one, success=True)
 
 
-def _released_by_attempt(store: LockStore, one: Claim) -> None:
+def _released_by_attempt(store: LockStore, one: LeaseRequest) -> None:
     store.release(known(one), success=False)
 
 
-def _freed(store: LockStore, one: Claim) -> None:
-    store.free(one.base, one.lock)
+def _freed(store: LockStore, one: LeaseRequest) -> None:
+    store.revoke(one.base, one.lock)
 
 
 @pytest.mark.parametrize("ended", [_released, _released_by_attempt, _freed])
-def test_another_came_and_went(backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, Claim], None]) -> None:
+def test_another_came_and_went(
+    backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, LeaseRequest], None]
+) -> None:
     """Whoever takes its lock again learns that another had it meanwhile, then and whenever it is renewed."""
     store, one, other = backing.store, claim(watched=True), claim(watched=True)
     fence = take(store, one)
@@ -246,9 +258,12 @@ def test_another_came_and_went(backing: Backing, claim: MakeClaim, ended: Callab
     store.acquire(other)
     ended(store, other)
     backing.wait(29)
-    assert [(Renewed.LOST, True), (Renewed.LOST, False)] == [store.retake(one, fence), store.retake(one, fence)]
+    assert [(RenewResult.LOST, True), (RenewResult.LOST, False)] == [
+        store.reacquire(one, fence),
+        store.reacquire(one, fence),
+    ]
     backing.wait(29)
-    assert [Renewed.DONE] * 2 == store.renew([one, known(one)])
+    assert [RenewResult.RENEWED] * 2 == store.renew([one, known(one)])
     assert not granted(store, other if ended is _freed else claim())
 
 
@@ -259,15 +274,15 @@ def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None
     store.release(before, success=True)
     fence = take(store, one)
     backing.lose(one.lock)
-    assert (Renewed.DONE, True) == store.retake(one, fence)
+    assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
 
 
 def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
     """What an operator took from a holder is not taken again by it."""
     one = claim()
     fence = take(store, one)
-    store.free(one.base, one.lock)
-    assert (Renewed.FREED, False) == store.retake(one, fence)
+    store.revoke(one.base, one.lock)
+    assert (RenewResult.REVOKED, False) == store.reacquire(one, fence)
     assert store.holder(one.lock) is None
 
 
@@ -279,7 +294,7 @@ def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
     backing.wait(0.001)
     take(backing.store, other)
     backing.store.release(other, success=True)
-    assert (Renewed.LOST, True) == backing.store.retake(one, fence)
+    assert (RenewResult.LOST, True) == backing.store.reacquire(one, fence)
 
 
 # -- fences --------------------------------------------------------------------------------------
@@ -314,7 +329,7 @@ def test_revocation_raises_the_fence(store: LockStore, claim: MakeClaim) -> None
     """What an operator has freed has a lower fence than all that comes later, also for another signature."""
     one = claim()
     before = take(store, one)
-    store.free(one.base, one.lock)
+    store.revoke(one.base, one.lock)
     assert before + 1 < take(store, claim("other"))
 
 
@@ -323,7 +338,7 @@ def test_fence_of_what_is_taken_again(backing: Backing, claim: MakeClaim) -> Non
     store, one = backing.store, claim()
     fence = take(store, one) + 10**9  # as if the clock was ahead then
     backing.lose()
-    assert (Renewed.DONE, True) == store.retake(one, fence)
+    assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
     holder = store.holder(one.lock)
     assert holder is not None
     assert fence == holder.fence
@@ -354,7 +369,7 @@ def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> Non
     backing.store.acquire(one)
     for _ in range(4):
         backing.wait(4)
-        assert [Renewed.DONE] == backing.store.renew([known(one)])
+        assert [RenewResult.RENEWED] == backing.store.renew([known(one)])
     backing.store.release(known(one), success=False)
     assert backing.store.holder(one.lock) is None
     assert [] == left(backing)
@@ -366,7 +381,7 @@ def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
     backing.store.acquire(one)
     for renewer in (one, one, known(one), known(one), one, known(one)):
         backing.wait(4)
-        assert [Renewed.DONE] == backing.store.renew([renewer])
+        assert [RenewResult.RENEWED] == backing.store.renew([renewer])
 
 
 def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
@@ -374,9 +389,9 @@ def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
     holder, duplicate = claim(watched=True), claim(watched=True)
     backing.store.acquire(holder)
     backing.store.acquire(duplicate)
-    assert [Renewed.GONE] == backing.store.renew([known(duplicate)])
+    assert [RenewResult.MISSING] == backing.store.renew([known(duplicate)])
     backing.store.release(known(duplicate), success=False)
-    assert [Renewed.DONE] == backing.store.renew([known(holder)])
+    assert [RenewResult.RENEWED] == backing.store.renew([known(holder)])
 
 
 def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> None:
@@ -386,9 +401,9 @@ def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> N
     store.acquire(first)
     backing.wait(5.1)
     store.acquire(second)
-    assert [Renewed.DONE] != store.renew([known(first)])
+    assert [RenewResult.RENEWED] != store.renew([known(first)])
     store.release(known(first), success=True)
-    assert [Renewed.DONE] == store.renew([second])
+    assert [RenewResult.RENEWED] == store.renew([second])
 
 
 # -- two deliveries of one message -------------------------------------------------------------
@@ -399,7 +414,7 @@ def test_copy_of_a_running_message_waits(store: LockStore, claim: MakeClaim) -> 
     first, copy = claim(task_id="same"), claim(task_id="same")
     store.acquire(first)
     verdict = store.acquire(copy)
-    assert verdict.answer is Answer.HELD
+    assert verdict.answer is AcquireStatus.HELD
     assert verdict.holder is not None
     assert "same" == verdict.holder.task_id
     assert store.release(first, success=True)
@@ -412,7 +427,7 @@ def test_copy_between_release_and_result(store: LockStore, claim: MakeClaim) -> 
     store.acquire(copy)
     store.release(first, success=True)
     verdict = store.acquire(copy)
-    assert verdict.answer is Answer.HELD
+    assert verdict.answer is AcquireStatus.HELD
     assert verdict.holder is not None
     assert "same" == verdict.holder.task_id
     assert granted(store, claim())
@@ -425,8 +440,8 @@ def test_copy_after_success_is_dropped(store: LockStore, claim: MakeClaim) -> No
     store.acquire(copy)
     store.release(first, success=True)
     store.settle(first, success=True)
-    assert store.acquire(copy).answer is Answer.ENDED
-    assert store.acquire(claim(task_id="same", redelivered=True)).answer is Answer.ENDED
+    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
+    assert store.acquire(claim(task_id="same", redelivered=True)).answer is AcquireStatus.COMPLETED
     assert granted(store, claim())
 
 
@@ -454,11 +469,11 @@ def test_copy_waits_while_the_result_is_being_stored(backing: Backing, claim: Ma
     for _ in range(3):
         assert store.release(first, success=True)
         backing.wait(4.0)
-        assert store.acquire(copy).answer is Answer.HELD
+        assert store.acquire(copy).answer is AcquireStatus.HELD
     store.settle(first, success=True)
     assert not store.release(first, success=True)
     backing.wait(6.0)
-    assert store.acquire(copy).answer is Answer.ENDED
+    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
 
 
 def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
@@ -534,9 +549,9 @@ def test_other_task_ids_are_duplicates_only(store: LockStore, claim: MakeClaim) 
 def test_free_answers_who_had_it(store: LockStore, claim: MakeClaim) -> None:
     """An operator's free takes the lock and answers its holder; of a free lock, nothing."""
     one = claim()
-    assert store.free(one.base, one.lock) is None
+    assert store.revoke(one.base, one.lock) is None
     store.acquire(one)
-    holder = store.free(one.base, one.lock)
+    holder = store.revoke(one.base, one.lock)
     assert holder is not None
     assert (one.task_id, one.node, one.pid) == (holder.task_id, holder.node, holder.pid)
     assert store.holder(one.lock) is None
@@ -548,13 +563,13 @@ def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim
         one = claim("x" if watched else "y", ttl=6.0, watched=watched)
         store = backing.store
         store.acquire(one)
-        store.free(one.base, one.lock)
-        assert [Renewed.FREED] * 2 == store.renew([one, known(one)])
-        assert store.acquire(one).answer is Answer.FREED
+        store.revoke(one.base, one.lock)
+        assert [RenewResult.REVOKED] * 2 == store.renew([one, known(one)])
+        assert store.acquire(one).answer is AcquireStatus.REVOKED
         backing.wait(3599)
-        assert store.acquire(one).answer is Answer.FREED
-        assert [Renewed.FREED] * 2 == store.renew([one, known(one)])
-        assert (Renewed.FREED, False) == store.retake(one, 0)
+        assert store.acquire(one).answer is AcquireStatus.REVOKED
+        assert [RenewResult.REVOKED] * 2 == store.renew([one, known(one)])
+        assert (RenewResult.REVOKED, False) == store.reacquire(one, 0)
         assert not store.release(one, success=True)
         assert store.holder(one.lock) is None
 
@@ -563,12 +578,12 @@ def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> No
     """What an operator freed goes to the next who asks; the former owner frees nothing of it."""
     one, other = claim(), claim()
     store.acquire(one)
-    store.free(one.base, one.lock)
+    store.revoke(one.base, one.lock)
     assert granted(store, other)
-    assert [Renewed.FREED] == store.renew([one])
-    assert (Renewed.FREED, False) == store.retake(one, 0)
+    assert [RenewResult.REVOKED] == store.renew([one])
+    assert (RenewResult.REVOKED, False) == store.reacquire(one, 0)
     store.release(one, success=True)
-    assert [Renewed.DONE] == store.renew([other])
+    assert [RenewResult.RENEWED] == store.renew([other])
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -592,7 +607,7 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     store.release(other, success=True)
     freed = claim("freed")
     store.acquire(freed)
-    store.free(freed.base, freed.lock)
+    store.revoke(freed.base, freed.lock)
     fence = f"{freed.base}:fence"
     keys = {*backing.keys()} - {fence}
     assert 6 == len(keys)
@@ -631,7 +646,7 @@ def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:
     store.acquire(one)
     assert clone.holder(one.lock) is not None
     clone.close()
-    assert [Renewed.DONE] == store.renew([one])
+    assert [RenewResult.RENEWED] == store.renew([one])
 
 
 def test_eviction_policy_is_told(store: LockStore) -> None:

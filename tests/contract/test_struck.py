@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock.stores import Answer, Claim, LockStore, Renewed
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import MakeStore
 
-MakeClaim = Callable[..., Claim]
+MakeClaim = Callable[..., LeaseRequest]
 
 STRIKES = 2000
 SECONDS = 6.0
@@ -61,7 +61,7 @@ def striker() -> Iterator[Striker]:
 
 
 @contextmanager
-def renewing(store: LockStore, claim: Claim) -> Iterator[None]:
+def renewing(store: LockStore, claim: LeaseRequest) -> Iterator[None]:
     """Renew this claim over and over in another thread; each renewal must succeed."""
     over = threading.Event()
     failures: list[object] = []
@@ -75,7 +75,7 @@ def renewing(store: LockStore, claim: Claim) -> Iterator[None]:
             except Exception as error:
                 answers = [error]  # type: ignore[list-item]
             times += 1
-            if answers != [Renewed.DONE]:
+            if answers != [RenewResult.RENEWED]:
                 failures.append(answers)
 
     thread = threading.Thread(target=renew)
@@ -96,7 +96,7 @@ def test_struck_calls(
     """However often acquire and release are struck, the only connection is never lost, and no call gets another's reply."""
     store = redis_store(timeout=2.0, limit=1)
     witness = claim("witness", task_id="witness")
-    assert store.acquire(witness).answer is Answer.GRANTED
+    assert store.acquire(witness).answer is AcquireStatus.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS
     with renewing(store, witness) if shared else nullcontext():
         while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
@@ -111,12 +111,14 @@ def test_struck_calls(
     ]
 
 
-def store_works(store: LockStore, struck: Claim, witness: Claim) -> None:
+def store_works(store: LockStore, struck: LeaseRequest, witness: LeaseRequest) -> None:
     """What each verb answers can be told from what the struck ones would have answered."""
     holder = store.holder(witness.lock)
     assert holder is not None
     assert "witness" == holder.task_id
-    assert store.acquire(struck).answer is Answer.GRANTED
-    assert [Renewed.DONE, Renewed.GONE] == store.renew([struck, Claim(witness.base, "nobody's", "t", 30.0)])
+    assert store.acquire(struck).answer is AcquireStatus.GRANTED
+    assert [RenewResult.RENEWED, RenewResult.MISSING] == store.renew(
+        [struck, LeaseRequest(witness.base, "nobody's", "t", 30.0)]
+    )
     assert store.release(struck, success=False) is False
     assert store.holder(struck.lock) is None

@@ -11,12 +11,12 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import StoreUnavailable
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores import Answer, Claim
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, ServerFailed, free_port, is_listening, rabbitmq_required, until
 
-MakeClaim = Callable[..., Claim]
+MakeClaim = Callable[..., LeaseRequest]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_unknown_certificate_is_refused_when_asked(
 def test_unchecked_by_url(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: str, scheme: str) -> None:
     """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
     store = redis_store(f"{scheme}://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("unchecked", [ssl.CERT_NONE, "CERT_NONE", "none", 0])
 def test_unchecked_by_setting(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: Any) -> None:
     """The spellings of Celery's own settings switch it off, too."""
     store = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_cert_reqs": unchecked})
-    assert store.acquire(claim()).answer is Answer.GRANTED
+    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
 
 
 def test_known_authority(
@@ -78,9 +78,9 @@ def test_known_authority(
     """A certificate of a given authority is accepted, by URL and by setting."""
     cert = certificate[0]
     by_url = redis_store(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}")
-    assert by_url.acquire(claim("a")).answer is Answer.GRANTED
+    assert by_url.acquire(claim("a")).answer is AcquireStatus.GRANTED
     by_setting = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_ca_certs": str(cert)})
-    assert by_setting.acquire(claim("b")).answer is Answer.GRANTED
+    assert by_setting.acquire(claim("b")).answer is AcquireStatus.GRANTED
 
 
 def test_wrong_host_name(
@@ -123,16 +123,16 @@ def test_certificates_of_celerys_settings(
 ) -> None:
     """An app's store is reached with the certificate options that Celery's own settings hold, and not without them."""
 
-    def acquired(given: dict[str, Any]) -> Answer:
+    def acquired(given: dict[str, Any]) -> AcquireStatus:
         app = Celery("tls", set_as_current=False)
         app.conf.update({"broker_url": "memory://", url: f"{scheme}://localhost:{tls_port}/0", ssl_options: given})
-        store = runtime_of(app).store
+        store = context_of(app).store
         try:
             return store.acquire(claim()).answer
         finally:
             store.close()
             app.close()
 
-    assert Answer.GRANTED is acquired({"ssl_ca_certs": str(certificate[0])})
+    assert AcquireStatus.GRANTED is acquired({"ssl_ca_certs": str(certificate[0])})
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         acquired({"ssl_cert_reqs": ssl.CERT_REQUIRED})

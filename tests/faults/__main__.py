@@ -30,7 +30,7 @@ def functions(words: list[str]) -> list[str]:
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     lines = [line.partition("[")[0] for line in done.stdout.splitlines() if "::" in line]
-    found = dict.fromkeys(line if "test_row_" in line else line.partition("::")[0] for line in lines)
+    found = dict.fromkeys(line if "/matrix/" in line else line.partition("::")[0] for line in lines)
     wanted = [name for name in found if not words or any(word in name for word in words)]
     return sorted(wanted, key=lambda name: not any(first in name for first in FIRST))
 

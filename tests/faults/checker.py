@@ -396,7 +396,7 @@ def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], lim
     own = event.get("own", True)
     if verb == "renew" and own and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
         yield Violation("late renewal", f"{who} is still renewed {at - released[who]:.2f} s after its release")
-    if verb in ("renew", "acquire", "retake") and event["does"] and at > released.get(who, math.inf):
+    if verb in ("renew", "acquire", "reacquire") and event["does"] and at > released.get(who, math.inf):
         yield Violation("late renewal", f"{event['key']}: {verb} by {who} {at - released[who]:.2f} s after its release")
     for does in event["does"]:
         lock = locks.get(event["key"])

@@ -15,12 +15,12 @@ from tests.servers import RabbitMQServer
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave the rows out unless the command line names this directory, or something in it."""
     asked = any("faults" in str(argument) for argument in config.invocation_params.args)
-    return True if collection_path.name.startswith("test_row_") and not asked else None
+    return True if collection_path.name == "matrix" and not asked else None
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> str | RabbitMQServer:
-    """Each kind of broker: ``redis`` (the bench starts its own), or a RabbitMQ server."""
+    """Each kind of broker: ``redis`` (the env starts its own), or a RabbitMQ server."""
     return "redis" if request.param == "redis" else request.getfixturevalue("rabbitmq_server")
 
 

@@ -1,4 +1,4 @@
-"""A bench of the fault matrix: a broker, a store and workers of its own, the faults that can be done to them, and the verdict."""
+"""An environment of the fault matrix: a broker, a store and workers of its own, their faults, and the verdict."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ class Worker:
     """A real ``celery worker`` process with its children."""
 
     def __init__(
-        self, bench: Bench, pool: str, concurrency: int, options: Sequence[str], conf: dict[str, Any], **env: str
+        self,
+        environment: WorkerEnvironment,
+        pool: str,
+        concurrency: int,
+        options: Sequence[str],
+        conf: dict[str, Any],
+        **env: str,
     ):
         self.name = f"{pool}-{secrets.token_hex(3)}"
         self.node = f"{self.name}@local"
@@ -56,14 +62,14 @@ class Worker:
         command += ["--concurrency", str(concurrency), "--hostname", self.node, "--loglevel", "INFO"]
         command += ["--without-mingle", "--without-gossip", *options]
         own = {
-            "FAULTS_CONF": json.dumps({**bench.conf, **conf}),
+            "FAULTS_CONF": json.dumps({**environment.conf, **conf}),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
             "C_FORCE_ROOT": "1",
             **env,
         }
-        self.process = Process(command, bench.ledger.directory / f"{self.name}.log", {**os.environ, **own})
+        self.process = Process(command, environment.ledger.directory / f"{self.name}.log", {**os.environ, **own})
         self.process.start()
 
     def ready(self, app: Celery) -> Worker:
@@ -97,7 +103,7 @@ class Worker:
             return None
 
 
-class Bench:
+class WorkerEnvironment:
     """One run of a row.
 
     Args:
@@ -171,7 +177,7 @@ class Bench:
             watcher.start()
         until(self._watchers[2].ready.is_set, "MONITOR")  # type: ignore[union-attr]
 
-    def __enter__(self) -> Bench:
+    def __enter__(self) -> WorkerEnvironment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -395,4 +401,14 @@ def side_by_side(*steps: Callable[[], Any]) -> list[Any]:
         return [future.result() for future in [threads.submit(step) for step in steps]]
 
 
-__all__ = ["CHILD_BOUND", "FIGURES", "Bench", "Worker", "WorkerFailed", "kind_of", "now", "side_by_side", "since"]
+__all__ = [
+    "CHILD_BOUND",
+    "FIGURES",
+    "Worker",
+    "WorkerEnvironment",
+    "WorkerFailed",
+    "kind_of",
+    "now",
+    "side_by_side",
+    "since",
+]

@@ -205,7 +205,7 @@ class Commands(threading.Thread):
                 own = keys[2 * index] != keys[2 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
-        elif self._call["verb"] in ("acquire", "retake", "release"):
+        elif self._call["verb"] in ("acquire", "reacquire", "release"):
             self.ledger.note(
                 "store", at, verb=self._call["verb"], run=name_of(args[0]), key=keys[0], does=[], sent=True
             )
@@ -221,7 +221,7 @@ class Commands(threading.Thread):
                 self._lock = words[1]
             else:
                 self._did(at, verb, words[1].rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
-        elif verb in ("acquire", "retake") and command == "PEXPIRE" and not words[1].endswith(":recent"):
+        elif verb in ("acquire", "reacquire") and command == "PEXPIRE" and not words[1].endswith(":recent"):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")

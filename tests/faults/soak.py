@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.faults.checker import bodies_of, figures, table, undecided
-from tests.faults.harness import Bench
+from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
 
@@ -47,7 +47,7 @@ class Planned:
     Arguments:
         after: seconds of work before it.
         kind: one of ``SPANS``.
-        who: which worker, by its place in the bench's list; of those with children where a child is meant.
+        who: which worker, by its place in the env's list; of those with children where a child is meant.
         span: seconds that it lasts.
     """
 
@@ -73,7 +73,7 @@ class Soak:
     """One run under load.
 
     Args:
-        bench: where it runs.
+        env: where it runs.
         seed: of all choices. Work has a generator of its own: how much of it there is depends on the machine.
         seconds: how long new work and new faults come, at least.
         clock: gives the time in seconds.
@@ -82,13 +82,13 @@ class Soak:
 
     def __init__(
         self,
-        bench: Bench,
+        env: WorkerEnvironment,
         seed: int,
         seconds: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._bench = bench
+        self._bench = env
         self._plan = plan(seed, seconds)
         self._draw = random.Random(f"work {seed}")
         self._clock = clock
@@ -222,16 +222,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with broker() as which, Bench(ttl=TTL, broker=which, proxied=True) as bench:
-        soak = Soak(bench, options.seed, options.minutes * 60)
+    with broker() as which, WorkerEnvironment(ttl=TTL, broker=which, proxied=True) as env:
+        soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
         soak.settle(180)
-        violations = bench.verdict()
-        events = bench.ledger.events()
+        violations = env.verdict()
+        events = env.ledger.events()
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))
         if violations:
             print(table(violations))
-            print(history(events, bench, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))
+            print(history(events, env, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))
     return int(bool(violations))
 
 
@@ -240,15 +240,15 @@ def bench_keys(events: Sequence[Event]) -> set[str]:
     return {event["key"] for event in events if event["what"] == "start"}
 
 
-def history(events: Sequence[Event], bench: Bench, keys: set[str]) -> str:
+def history(events: Sequence[Event], env: WorkerEnvironment, keys: set[str]) -> str:
     """Return what happened to these signatures, and all faults, in the order of time."""
     lines = [
         (e["at"], str(e)) for e in events if e.get("key") in keys and e["what"] != "duplicate" and not e.get("sent")
     ]
-    for fault in bench.schedule:
+    for fault in env.schedule:
         who = sorted(fault.pids)
         lines += [(fault.at, f"FAULT {fault.kind} {who}"), (fault.until, f"fault over: {fault.kind} {who}")]
-    lines += [(0.0, f"{w.name} {sorted(w.all_pids())}") for w in bench.workers]
+    lines += [(0.0, f"{w.name} {sorted(w.all_pids())}") for w in env.workers]
     return "\n".join(f"{at:9.3f} {text}" for at, text in sorted(lines))
 
 

@@ -151,7 +151,7 @@ def test_after_it_was_taken_again(again: list[float], verdict: set[str]) -> None
     """Who lost a lease and took it again keeps others from running from then on."""
     events = [*body("a", 0, 60), *body("b", 11, 12, pid=2), *body("c", 14, 20, pid=3), lost("a", 13.1)]
     events += [store(10.9, "acquire", "b", "take"), store(12, "release", "b", "free")]
-    events += [store(at, "retake", "a", "take") for at in again]
+    events += [store(at, "reacquire", "a", "take") for at in again]
     # What comes to the store later is no theft: each is alone there.
     assert verdict == found([*events, event("store reset", 10.8), event("store reset", 24)], EMPTY)
 
@@ -161,13 +161,13 @@ def test_renewed_after_the_fault() -> None:
     events = [*body("a", 0, 60), lost("a", 32), *body("b", 31, 40, pid=2)]
     assert set() == found([*events, store(9, "renew", "a", "renew"), store(30.9, "acquire", "b", "take")], OUTAGE)
     assert {"overlap"} == found([*events, store(30.5, "renew", "a", "renew")], OUTAGE)
-    assert {"overlap"} == found([*events, store(27.5, "retake", "a", "take")], OUTAGE)
+    assert {"overlap"} == found([*events, store(27.5, "reacquire", "a", "take")], OUTAGE)
 
 
 def test_taken_again_and_lost_again() -> None:
     """A second loss excuses as the first did."""
     events = [*body("a", 0, 60), *body("b", 11, 12, pid=2), *body("c", 25, 30, pid=3), lost("a", 13.1)]
-    events += [store(13, "retake", "a", "take"), event("store reset", 20)]
+    events += [store(13, "reacquire", "a", "take"), event("store reset", 20)]
     assert {"overlap"} == found(events, EMPTY)
     assert set() == found(events, EMPTY, Fault("empty", 24, 24.5))
 
@@ -559,7 +559,7 @@ def test_early_and_taken_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "does"), [("release", "free"), ("renew", "renew"), ("acquire", "take"), ("retake", "take")]
+    ("verb", "does"), [("release", "free"), ("renew", "renew"), ("acquire", "take"), ("reacquire", "take")]
 )
 def test_theft(verb: str, does: str) -> None:
     """A release, renewal or acquisition of somebody else's lease."""
@@ -591,7 +591,7 @@ def test_expired_and_taken() -> None:
     assert set() == found([store(0, "acquire", "a", "take"), event("store reset", 1), store(2, "acquire", "b", "take")])
 
 
-@pytest.mark.parametrize(("verb", "does"), [("renew", "renew"), ("acquire", "take"), ("retake", "take")])
+@pytest.mark.parametrize(("verb", "does"), [("renew", "renew"), ("acquire", "take"), ("reacquire", "take")])
 def test_renewal_after_release(verb: str, does: str) -> None:
     """A released lease that is renewed, or taken again."""
     events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free"), store(3.1, verb, "a", does)]
@@ -615,7 +615,7 @@ def test_short_run_after_a_loss_of_data() -> None:
 
 
 @pytest.mark.parametrize(("fault", "second", "told"), [(EMPTY, 11, 28), (OUTAGE, 15, 38)])
-def test_loser_that_was_stopped(fault: Fault, second: float, told: float) -> None:
+def test_mark_lostr_that_was_stopped(fault: Fault, second: float, told: float) -> None:
     """A child that is stopped can be told when it goes on, and not long after."""
     stop = Fault("child stop", 5, told - 3.1, frozenset({1}))
     both = [*body("a", 0, 60), *body("b", second, second + 1, pid=2)]

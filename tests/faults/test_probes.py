@@ -13,11 +13,11 @@ import pytest
 import redis
 
 import celery_singleton_lock
-from celery_singleton_lock.stores import Claim, Renewed
-from celery_singleton_lock.stores.redis import RedisStore, connector
+from celery_singleton_lock.store.protocol import LeaseRequest, RenewResult
+from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.faults import probes
 from tests.faults.checker import Violation, check
-from tests.faults.harness import Bench
+from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event, Ledger, name_of
 from tests.faults.probes import Commands, Keys, Watching
 from tests.faults.schedule import Fault, Limits, Schedule
@@ -40,7 +40,9 @@ class Scene:
         until(self.commands.ready.is_set, "MONITOR")
         self.store = RedisStore(connector(self.url, {}))
         self.client = redis.Redis.from_url(self.url)
-        self.a, self.b = (Claim(BASE, "1", token * 32, 30.0, f"task-{token}", watched=token == "a") for token in "ab")
+        self.a, self.b = (
+            LeaseRequest(BASE, "1", token * 32, 30.0, f"task-{token}", watched=token == "a") for token in "ab"
+        )
 
     def seen(self) -> list[tuple[str, str, str, str]]:
         """Return what was done to a lock: verb, token's letter, key, deed; all that was sent has been read."""
@@ -82,19 +84,19 @@ def test_every_verb(scene: Scene) -> None:
     for _ in range(2):
         scene.store.acquire(scene.a)
         scene.store.acquire(scene.b)
-        assert [Renewed.DONE, Renewed.TAKEN] == scene.store.renew([scene.a, scene.b])
+        assert [RenewResult.RENEWED, RenewResult.NOT_OWNER] == scene.store.renew([scene.a, scene.b])
         scene.store.release(scene.b, True)
         scene.client.delete(LOCK)
-        scene.store.retake(scene.a, 1)
-        scene.store.retake(scene.b, 1)
+        scene.store.reacquire(scene.a, 1)
+        scene.store.reacquire(scene.b, 1)
         scene.store.holder(LOCK)
         scene.store.release(scene.a, True)
         scene.a, scene.b = scene.b, scene.a
-    deeds = [("acquire", "take"), ("renew", "renew"), ("retake", "take"), ("release", "free")]
+    deeds = [("acquire", "take"), ("renew", "renew"), ("reacquire", "take"), ("release", "free")]
     assert [(verb, who, LOCK, deed) for who in "ab" for verb, deed in deeds] == scene.seen()
     assert not scene.ledger.events("unknown script")
     sent = [event["verb"] for event in scene.ledger.events("store", sent=True)]
-    assert ["acquire", "acquire", "renew", "renew", "release", "retake", "retake", "release"] == sent[
+    assert ["acquire", "acquire", "renew", "renew", "release", "reacquire", "reacquire", "release"] == sent[
         -8:
     ]  # before, with EVAL as well
 
@@ -102,7 +104,7 @@ def test_every_verb(scene: Scene) -> None:
 def test_renewal_by_the_attempt(scene: Scene) -> None:
     """A main process renews by the attempt alone; that is told from the child's own renewal."""
     scene.store.acquire(scene.a)
-    scene.store.renew([Claim(BASE, "", scene.a.token, 30.0, "task-a", watched=True)])
+    scene.store.renew([LeaseRequest(BASE, "", scene.a.token, 30.0, "task-a", watched=True)])
     scene.store.renew([scene.a])
     assert [("renew", "a", LOCK, "renew")] * 2 == scene.seen()[1:]
     own = [event["own"] for event in scene.ledger.events("store", verb="renew", sent=True)]
@@ -127,12 +129,12 @@ def test_foreign_renewal(scene: Scene) -> None:
     assert {"theft"} == scene.found()
 
 
-@pytest.mark.parametrize("verb", ["acquire", "retake"])
+@pytest.mark.parametrize("verb", ["acquire", "reacquire"])
 def test_taken_after_its_release(scene: Scene, verb: str) -> None:
     """What is taken by a run after its release is seen, and is a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
-    getattr(scene.store, verb)(scene.a, *([1] if verb == "retake" else []))
+    getattr(scene.store, verb)(scene.a, *([1] if verb == "reacquire" else []))
     assert [("acquire", "take"), ("release", "free"), (verb, "take")] == [(v, does) for v, _, _, does in scene.seen()]
     assert {"late renewal"} == scene.found()
 
@@ -150,7 +152,7 @@ def test_unlock(scene: Scene) -> None:
     """An operator's unlock is seen; it is fine where the schedule has one."""
     scene.store.acquire(scene.a)
     with scene.schedule.during("unlock"):
-        scene.store.free(BASE, LOCK)
+        scene.store.revoke(BASE, LOCK)
     scene.store.acquire(scene.b)
     assert ("free", "", LOCK, "unlock") == scene.seen()[1]
     assert set() == scene.found()
@@ -225,9 +227,9 @@ def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> N
     for _ in range(2):
         watcher.close()
         assert sound is watcher.sound
-    bench = SimpleNamespace(_watchers=[watcher], ledger=watcher.ledger, schedule=Schedule(), limits=LIMITS)
+    env = SimpleNamespace(_watchers=[watcher], ledger=watcher.ledger, schedule=Schedule(), limits=LIMITS)
     assert ([] if sound else ["ValueError()"]) == [end["error"] for end in watcher.ledger.events("probe ended")]
-    assert ([] if sound else [Violation("blind", "Broken")]) == Bench.verdict(cast(Any, bench))
+    assert ([] if sound else [Violation("blind", "Broken")]) == WorkerEnvironment.verdict(cast(Any, env))
 
 
 def test_keys(scene: Scene) -> None:

@@ -18,7 +18,7 @@ TURN = 0.5 + 0.4
 
 
 class Machine:
-    """A bench and a clock that only pretend, and a note of each fault: kind, which worker, and from when to when.
+    """An environment and a clock that only pretend, and a note of each fault: kind, which worker, and from when to when.
 
     Args:
         slow: seconds that it takes to send a message, and to start a worker.

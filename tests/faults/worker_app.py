@@ -12,8 +12,8 @@ from celery.signals import task_postrun, task_prerun
 from celery.utils.dispatch import Signal
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.renewal import Renewer
-from celery_singleton_lock.watch import Watcher
+from celery_singleton_lock.renewal.renewer import Renewer
+from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.faults.tasks import ledger_of, make_app, record_signals
 
 conf = json.loads(os.environ["FAULTS_CONF"])
@@ -61,6 +61,6 @@ if conf.get("faults_receivers"):
         _fail_at(signal)
 ERRORS = {"RuntimeError": RuntimeError, "SystemExit": SystemExit}
 if conf.get("faults_renewal"):
-    _break(Renewer, "sweep", "renewal", ERRORS[conf["faults_renewal"]])
+    _break(Renewer, "renew_due", "renewal", ERRORS[conf["faults_renewal"]])
 if conf.get("faults_watch"):
-    _break(Watcher, "_turn", "watch", ERRORS[conf["faults_watch"]])
+    _break(Supervisor, "_turn", "watch", ERRORS[conf["faults_watch"]])

@@ -1,4 +1,4 @@
-"""pytest-celery's fixtures with local processes as nodes, and the bench that tests work at.
+"""pytest-celery's fixtures with local processes as nodes, and the env that tests work at.
 
 A module says which workers it wants by overriding ``worker_specs`` (or ``pool``), and which
 configuration by overriding ``extra_conf``. Workers that are wanted alike are started once per run
@@ -28,7 +28,7 @@ from pytest_celery import (
     CeleryWorkerCluster,
 )
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalServer, LocalWorker, LocalWorkerNode, WorkerSpec
 from tests.integration.recorder import Recorder
 from tests.integration.tasks import make_app
@@ -196,12 +196,12 @@ def own_store() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def bench(celery_setup: CeleryTestSetup, recorder: Recorder) -> Iterator[Bench]:
+def env(celery_setup: CeleryTestSetup, recorder: Recorder) -> Iterator[WorkerEnvironment]:
     """The set-up with a tag of this test's own; bodies that still wait at its end are let go."""
     celery_setup.app.set_current()
-    bench = Bench(celery_setup, recorder, secrets.token_hex(6))
-    yield bench
-    bench.let_all_go()
+    env = WorkerEnvironment(celery_setup, recorder, secrets.token_hex(6))
+    yield env
+    env.let_all_go()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import chord
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 
 
 @pytest.fixture(scope="module")
@@ -15,31 +15,31 @@ def extra_conf() -> dict[str, Any]:
     return {"test_task_cls": True}
 
 
-def test_tasks_of_the_app_are_locked(bench: Bench) -> None:
+def test_tasks_of_the_app_are_locked(env: WorkerEnvironment) -> None:
     """A task that names no base is a singleton task, with all its arguments as signature."""
-    job = bench.job("of_app")
-    held = job.delay(bench.tag, "hold")
-    bench.wait_for("start")
-    assert bench.get(job.delay(bench.tag, "hold")) is None
-    assert "done" == bench.get(job.delay(bench.tag, "return"))
-    bench.let_go()
-    assert "held" == bench.get(held)
+    job = env.job("of_app")
+    held = job.delay(env.tag, "hold")
+    env.wait_for("start")
+    assert env.get(job.delay(env.tag, "hold")) is None
+    assert "done" == env.get(job.delay(env.tag, "return"))
+    env.let_go()
+    assert "held" == env.get(held)
 
 
-def test_celerys_own_tasks_are_plain(bench: Bench) -> None:
+def test_celerys_own_tasks_are_plain(env: WorkerEnvironment) -> None:
     """celery.chord_unlock, celery.backend_cleanup and the others stay plain tasks."""
-    own = [task for name, task in bench.app.tasks.items() if name.startswith("celery.")]
+    own = [task for name, task in env.app.tasks.items() if name.startswith("celery.")]
     assert own
     assert [] == [task.name for task in own if getattr(task, "singleton", False)]
-    results = [bench.app.tasks["celery.backend_cleanup"].delay() for _ in range(3)]
-    assert [None] * 3 == [bench.get(result) for result in results]
-    header = [bench.job("of_app").s(bench.other_tag(str(number))) for number in range(3)]
-    body = bench.app.tasks["collect"].s(bench.other_tag("collected"))
-    assert ["done"] * 3 == bench.get(chord(header)(body))
+    results = [env.app.tasks["celery.backend_cleanup"].delay() for _ in range(3)]
+    assert [None] * 3 == [env.get(result) for result in results]
+    header = [env.job("of_app").s(env.other_tag(str(number))) for number in range(3)]
+    body = env.app.tasks["collect"].s(env.other_tag("collected"))
+    assert ["done"] * 3 == env.get(chord(header)(body))
 
 
-def test_explicit_task_is_plain_if_asked(bench: Bench) -> None:
+def test_explicit_task_is_plain_if_asked(env: WorkerEnvironment) -> None:
     """``singleton=False`` makes a plain task of it."""
-    results = [bench.hold("plain", acts="hold") for _ in range(2)]
-    bench.let_go()
-    assert ["held", "held"] == [bench.get(result) for result in results]
+    results = [env.hold("plain", acts="hold") for _ in range(2)]
+    env.let_go()
+    assert ["held", "held"] == [env.get(result) for result in results]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.monitor import Monitor
 from tests.integration.nodes import WorkerSpec
 from tests.servers import RedisServer, until
@@ -31,59 +31,59 @@ def worker_specs() -> Sequence[WorkerSpec]:
 
 
 @pytest.fixture(params=POOLS)
-def queue(request: pytest.FixtureRequest, bench: Bench) -> str:
+def queue(request: pytest.FixtureRequest, env: WorkerEnvironment) -> str:
     """The queue of a worker that has already run each of these tasks."""
-    queue = str(bench.worker_of(request.param).worker_queue)
+    queue = str(env.worker_of(request.param).worker_queue)
     for name in ("skip", "raising", "retry", "long"):
-        bench.get(bench.job(name).apply_async((bench.other_tag("warm"),), queue=queue))
+        env.get(env.job(name).apply_async((env.other_tag("warm"),), queue=queue))
     return queue
 
 
-def elsewhere(bench: Bench, queue: str) -> str:
+def elsewhere(env: WorkerEnvironment, queue: str) -> str:
     """Return the queue of a worker other than that of ``queue``, warmed up too."""
-    nodes = (node for node in bench.setup.worker_cluster if node.worker_queue != queue)
+    nodes = (node for node in env.setup.worker_cluster if node.worker_queue != queue)
     other = str(next(nodes).worker_queue)
-    bench.get(bench.job("long").apply_async((bench.other_tag("warm"),), queue=other))
+    env.get(env.job("long").apply_async((env.other_tag("warm"),), queue=other))
     return other
 
 
-def test_a_run_costs_two_commands(bench: Bench, queue: str, own_store: RedisServer) -> None:
+def test_a_run_costs_two_commands(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """Acquire and release, and nothing else, whether it succeeds or fails."""
     with Monitor(own_store.url()) as monitor:
-        bench.get(bench.job("long").apply_async((bench.tag,), queue=queue))
-        bench.settle_node(queue)
+        env.get(env.job("long").apply_async((env.tag,), queue=queue))
+        env.settle_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     with Monitor(own_store.url()) as monitor:
-        bench.error(bench.job("long").apply_async((bench.tag, "raise"), queue=queue))
-        bench.settle_node(queue)
+        env.error(env.job("long").apply_async((env.tag, "raise"), queue=queue))
+        env.settle_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
 
 
 @pytest.mark.parametrize("name", ["long", "raising", "impatient"], ids=["skip", "raise", "retry"])
-def test_a_duplicate_costs_one_command(bench: Bench, queue: str, own_store: RedisServer, name: str) -> None:
+def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
     """One acquire that is refused, each time that it is delivered; the holder comes with the answer."""
-    bench.hold(name, queue=elsewhere(bench, queue))
+    env.hold(name, queue=elsewhere(env, queue))
     with Monitor(own_store.url()) as monitor:
-        bench.job(name).apply_async((bench.tag,), queue=queue).get(timeout=20, propagate=False)
-        bench.settle_node(queue)
-    deliveries = len(bench.lock_signals(bench.key(name), "duplicate"))
+        env.job(name).apply_async((env.tag,), queue=queue).get(timeout=20, propagate=False)
+        env.settle_node(queue)
+    deliveries = len(env.lock_signals(env.key(name), "duplicate"))
     assert (deliveries, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     assert deliveries > 1 if name == "impatient" else deliveries == 1
 
 
-def test_an_idle_worker_costs_nothing(bench: Bench, queue: str, own_store: RedisServer) -> None:
+def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """Nothing is renewed, polled or cleaned while no lease is held; plain tasks cost nothing."""
     with Monitor(own_store.url()) as monitor:
-        plain = bench.job("plain").apply_async((bench.tag, "sleep", 1.0), queue=queue)
-        assert "slept" == bench.get(plain)
+        plain = env.job("plain").apply_async((env.tag, "sleep", 1.0), queue=queue)
+        assert "slept" == env.get(plain)
     assert ([], 0) == (monitor.commands, monitor.connections)
 
 
-def test_nothing_stays_behind(bench: Bench, queue: str, own_store: RedisServer) -> None:
+def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """After many different signatures every key that is left expires, but for the last fence of each task name."""
-    results = [bench.job("skip").apply_async((bench.other_tag(str(number)),), queue=queue) for number in range(50)]
+    results = [env.job("skip").apply_async((env.other_tag(str(number)),), queue=queue) for number in range(50)]
     for result in results:
-        bench.get(result)
+        env.get(result)
     client = redis.Redis.from_url(own_store.url())
     until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
     assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(b":fence")]

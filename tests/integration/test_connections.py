@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.servers import RedisServer, until
 
@@ -53,21 +53,21 @@ class Connections:
         return +self.most
 
 
-def test_connections_are_bounded(bench: Bench, pool: str, own_store: RedisServer) -> None:
+def test_connections_are_bounded(env: WorkerEnvironment, pool: str, own_store: RedisServer) -> None:
     """However many bodies end at once, a worker has no more connections than the limit; prefork's processes have one each."""
-    tags = [bench.other_tag(str(number)) for number in range(BODIES)]
-    results = [bench.job("skip_short").delay(tag, "hold") for tag in tags]
-    processes = {bench.wait_for("start", tag)["pid"] for tag in tags} | {bench.worker.container.process.pid}
+    tags = [env.other_tag(str(number)) for number in range(BODIES)]
+    results = [env.job("skip_short").delay(tag, "hold") for tag in tags]
+    processes = {env.wait_for("start", tag)["pid"] for tag in tags} | {env.worker.container.process.pid}
     expected = dict.fromkeys(processes, 1 if pool == "prefork" else LIMIT)
-    until(lambda: bench.lock_signals(bench.key("skip_short", tags[0]), "lock_renewed"), "renewed")
-    connections = Connections(bench.worker.container.process.pid, own_store)
+    until(lambda: env.lock_signals(env.key("skip_short", tags[0]), "lock_renewed"), "renewed")
+    connections = Connections(env.worker.container.process.pid, own_store)
     own_store.pause()  # all releases are under way at the same time
     try:
-        bench.let_all_go()
-        until(lambda: all(bench.events("end", tag) for tag in tags), "all bodies are over")
+        env.let_all_go()
+        until(lambda: all(env.events("end", tag) for tag in tags), "all bodies are over")
         until(lambda: connections.look() == expected or max(connections.most.values()) > LIMIT, "all connections")
     finally:
         own_store.resume()
     for result in results:
-        assert "held" == bench.get(result)
+        assert "held" == env.get(result)
     assert expected == connections.look()

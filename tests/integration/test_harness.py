@@ -17,7 +17,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from tests import servers
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import RedisServer, free_port, is_listening, until
 
@@ -36,18 +36,20 @@ def test_set_up_is_ready_by_every_check(celery_setup: CeleryTestSetup) -> None:
 
 
 @pytest.mark.parametrize("pool_name", POOLS)
-def test_each_worker_runs_what_is_in_its_own_queue(bench: Bench, pool_name: str) -> None:
+def test_each_worker_runs_what_is_in_its_own_queue(env: WorkerEnvironment, pool_name: str) -> None:
     """A job sent to the queue of a worker is run by that worker, in that pool."""
-    worker = bench.worker_of(pool_name)
-    result = bench.job("plain").apply_async((bench.tag,), queue=worker.worker_queue)
-    assert "done" == bench.get(result)
-    (start,) = bench.starts()
+    worker = env.worker_of(pool_name)
+    result = env.job("plain").apply_async((env.tag,), queue=worker.worker_queue)
+    assert "done" == env.get(result)
+    (start,) = env.starts()
     assert start["node"] == worker.hostname()
     in_child = start["pid"] != worker.container.process.pid
     assert in_child == (pool_name == "prefork")
 
 
-def test_worker_can_be_killed_and_restarted(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+def test_worker_can_be_killed_and_restarted(
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]
+) -> None:
     """kill() takes the children too; restart() brings the same worker back."""
     worker = fresh_worker(WorkerSpec("prefork", concurrency=2))
     children = worker.container.children()

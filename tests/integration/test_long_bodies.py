@@ -19,7 +19,7 @@ import redis
 from celery import Celery
 from pytest_celery import CeleryWorkerCluster
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
 from tests.integration.tasks import lock_tag
@@ -105,51 +105,51 @@ def test_hard_body(hard_bodies: Callable[[str], Watch], name: str) -> None:
     assert watch.duration >= HARD_SECONDS - 0.5
 
 
-def test_renewal_ends_with_the_body(bench: Bench) -> None:
+def test_renewal_ends_with_the_body(env: WorkerEnvironment) -> None:
     """After a body that was renewed, the key is gone and nobody renews it any more."""
-    result = bench.job("skip_short").delay(bench.tag, "sleep", 3.0)
-    assert "slept" == bench.get(result)
-    assert not bench.is_locked("skip_short")
+    result = env.job("skip_short").delay(env.tag, "sleep", 3.0)
+    assert "slept" == env.get(result)
+    assert not env.is_locked("skip_short")
     time.sleep(1.5)
-    assert not bench.is_locked("skip_short")
+    assert not env.is_locked("skip_short")
 
 
-def test_renewed_every_third_of_the_ttl(bench: Bench) -> None:
+def test_renewed_every_third_of_the_ttl(env: WorkerEnvironment) -> None:
     """Each renewal is signalled; a TTL of 2 s makes about three of them in 2.5 s."""
-    bench.get(bench.job("skip_short").delay(bench.tag, "sleep", 2.5))
-    times = [event["at"] for event in bench.lock_signals(bench.key("skip_short"), "lock_renewed")]
+    env.get(env.job("skip_short").delay(env.tag, "sleep", 2.5))
+    times = [event["at"] for event in env.lock_signals(env.key("skip_short"), "lock_renewed")]
     assert 2 <= len(times) <= 5
     assert all(0.3 < later - earlier < 1.4 for earlier, later in itertools.pairwise(times))
 
 
-def test_child_that_is_stopped_alone(bench: Bench) -> None:
+def test_child_that_is_stopped_alone(env: WorkerEnvironment) -> None:
     """The main process keeps the lease of a child that is stopped; nothing was lost."""
-    queue = bench.worker_of("prefork").worker_queue
-    holder = bench.hold("skip_short", queue=queue)
-    child = bench.starts()[0]["pid"]
+    queue = env.worker_of("prefork").worker_queue
+    holder = env.hold("skip_short", queue=queue)
+    child = env.starts()[0]["pid"]
     os.kill(child, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + 5.0
         while time.monotonic() < deadline:
-            assert bench.is_locked("skip_short")
+            assert env.is_locked("skip_short")
             time.sleep(0.1)
-        assert bench.get(bench.job("skip_short").delay(bench.tag)) is None
+        assert env.get(env.job("skip_short").delay(env.tag)) is None
     finally:
         os.kill(child, signal.SIGCONT)
-    bench.let_go()
-    assert "held" == bench.get(holder)
-    assert [] == bench.lock_signals(bench.key("skip_short"), "lock_lost")
-    assert 1 == len(bench.starts())
+    env.let_go()
+    assert "held" == env.get(holder)
+    assert [] == env.lock_signals(env.key("skip_short"), "lock_lost")
+    assert 1 == len(env.starts())
 
 
-def test_failing_receivers_hurt_nothing(bench: Bench) -> None:
+def test_failing_receivers_hurt_nothing(env: WorkerEnvironment) -> None:
     """Receivers of the library's signals that raise change nothing about lock and result."""
-    key = bench.key("skip_short")
-    bench.recorder.raise_flag(f"{lock_tag(key)}.angry")
-    held = bench.job("skip_short").delay(bench.tag, ["sleep", "return"], 3.0)
-    bench.wait_for("start")
-    assert bench.get(bench.job("skip_short").delay(bench.tag)) is None
-    assert "slept" == bench.get(held)
-    seen = {event["what"] for event in bench.lock_signals(key)}
+    key = env.key("skip_short")
+    env.recorder.raise_flag(f"{lock_tag(key)}.angry")
+    held = env.job("skip_short").delay(env.tag, ["sleep", "return"], 3.0)
+    env.wait_for("start")
+    assert env.get(env.job("skip_short").delay(env.tag)) is None
+    assert "slept" == env.get(held)
+    seen = {event["what"] for event in env.lock_signals(key)}
     assert seen >= {"lock_acquired", "lock_renewed", "lock_released", "duplicate"}
-    assert "done" == bench.get(bench.job("skip_short").delay(bench.tag))
+    assert "done" == env.get(env.job("skip_short").delay(env.tag))

@@ -10,7 +10,7 @@ import pytest
 from celery import chain, chord, states
 
 from celery_singleton_lock import DuplicateTask
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 
@@ -47,135 +47,135 @@ def worker_specs(pool: str) -> Sequence[WorkerSpec]:
 
 
 @pytest.fixture
-def there(bench: Bench) -> str:
+def there(env: WorkerEnvironment) -> str:
     """The queue of the other worker."""
-    node: LocalWorkerNode = bench.setup.worker_cluster[1]
+    node: LocalWorkerNode = env.setup.worker_cluster[1]
     return node.worker_queue
 
 
-def collect(bench: Bench) -> Any:
-    return bench.app.tasks["collect"].s(bench.other_tag("collected"))
+def collect(env: WorkerEnvironment) -> Any:
+    return env.app.tasks["collect"].s(env.other_tag("collected"))
 
 
-def test_holder_there_duplicate_here(bench: Bench, there: str) -> None:
+def test_holder_there_duplicate_here(env: WorkerEnvironment, there: str) -> None:
     """A duplicate in this pool is skipped, and fails under raise."""
-    holder = bench.hold("skip_value", queue=there)
-    assert "already" == bench.get(bench.job("skip_value").delay(bench.tag))
-    assert [holder.id] == [start["id"] for start in bench.starts()]
-    tag = bench.other_tag("raising")
-    bench.hold("raising", tag, queue=there)
-    assert isinstance(bench.error(bench.job("raising").delay(tag)), DuplicateTask)
+    holder = env.hold("skip_value", queue=there)
+    assert "already" == env.get(env.job("skip_value").delay(env.tag))
+    assert [holder.id] == [start["id"] for start in env.starts()]
+    tag = env.other_tag("raising")
+    env.hold("raising", tag, queue=there)
+    assert isinstance(env.error(env.job("raising").delay(tag)), DuplicateTask)
 
 
-def test_holder_here_duplicate_there(bench: Bench, there: str) -> None:
+def test_holder_here_duplicate_there(env: WorkerEnvironment, there: str) -> None:
     """A run in this pool holds the lock against other workers."""
-    holder = bench.hold("skip_value")
-    duplicate = bench.job("skip_value").apply_async((bench.tag,), queue=there)
-    assert "already" == bench.get(duplicate)
-    bench.let_go()
-    assert "held" == bench.get(holder)
-    again = bench.job("skip_value").apply_async((bench.tag, "return"), queue=there)
-    assert "done" == bench.get(again)
+    holder = env.hold("skip_value")
+    duplicate = env.job("skip_value").apply_async((env.tag,), queue=there)
+    assert "already" == env.get(duplicate)
+    env.let_go()
+    assert "held" == env.get(holder)
+    again = env.job("skip_value").apply_async((env.tag, "return"), queue=there)
+    assert "done" == env.get(again)
 
 
-def test_postponed_here(bench: Bench, there: str) -> None:
+def test_postponed_here(env: WorkerEnvironment, there: str) -> None:
     """A duplicate in this pool is postponed, and runs once the holder is done."""
-    bench.hold("retry", queue=there)
-    duplicate = bench.job("retry").delay(bench.tag)
-    bench.wait_for_state(duplicate, states.RETRY)
-    bench.let_go()
-    assert "done" == bench.get(duplicate)
+    env.hold("retry", queue=there)
+    duplicate = env.job("retry").delay(env.tag)
+    env.wait_for_state(duplicate, states.RETRY)
+    env.let_go()
+    assert "done" == env.get(duplicate)
 
 
-def test_chain_and_chord(bench: Bench, there: str) -> None:
+def test_chain_and_chord(env: WorkerEnvironment, there: str) -> None:
     """Duplicates in a chain and a chord of this pool."""
-    bench.hold("retry", queue=there)
-    duplicate = bench.job("retry").si(bench.tag)
-    other = bench.job("skip").si(bench.other_tag("other"))
-    joined = chord([duplicate, other])(collect(bench))
-    last = chain(duplicate, bench.app.tasks["then"].si(bench.other_tag("a")))()
-    bench.wait_for_state(last.parent, states.RETRY)
-    bench.wait_for_state(joined.parent.results[0], states.RETRY)
-    bench.let_go()
-    assert ["done", "done"] == bench.get(joined)
-    assert bench.get(last).startswith("then")
+    env.hold("retry", queue=there)
+    duplicate = env.job("retry").si(env.tag)
+    other = env.job("skip").si(env.other_tag("other"))
+    joined = chord([duplicate, other])(collect(env))
+    last = chain(duplicate, env.app.tasks["then"].si(env.other_tag("a")))()
+    env.wait_for_state(last.parent, states.RETRY)
+    env.wait_for_state(joined.parent.results[0], states.RETRY)
+    env.let_go()
+    assert ["done", "done"] == env.get(joined)
+    assert env.get(last).startswith("then")
 
 
-def test_skip_in_a_chain(bench: Bench, there: str) -> None:
+def test_skip_in_a_chain(env: WorkerEnvironment, there: str) -> None:
     """Waiting for a chain that was skipped ends."""
-    bench.hold("skip", queue=there)
-    then = bench.app.tasks["then"].si(bench.other_tag("a"))
-    last = chain(bench.job("skip").si(bench.tag), then)()
-    assert "TaskRevokedError" == type(bench.error(last)).__name__
-    assert [] == bench.events("then", bench.other_tag("a"))
+    env.hold("skip", queue=there)
+    then = env.app.tasks["then"].si(env.other_tag("a"))
+    last = chain(env.job("skip").si(env.tag), then)()
+    assert "TaskRevokedError" == type(env.error(last)).__name__
+    assert [] == env.events("then", env.other_tag("a"))
 
 
-def test_result_means_free(bench: Bench) -> None:
+def test_result_means_free(env: WorkerEnvironment) -> None:
     """get() and at once delay(): always granted."""
     for _ in range(25):
-        assert "done" == bench.get(bench.job("raising").delay(bench.tag))
+        assert "done" == env.get(env.job("raising").delay(env.tag))
 
 
 @pytest.mark.parametrize("act", ["return", "raise", "ignore", "reject", "retry"])
-def test_end_of_the_body(bench: Bench, act: str) -> None:
+def test_end_of_the_body(env: WorkerEnvironment, act: str) -> None:
     """Success, failure, Ignore, Reject and retry free the lock at once."""
-    bench.job("long").delay(bench.tag, [act, "return"], 90)
-    bench.wait_for("end")
-    until(lambda: not bench.is_locked("long"), "the lock is free", 3)
-    assert "done" == bench.get(bench.job("long").delay(bench.tag))
+    env.job("long").delay(env.tag, [act, "return"], 90)
+    env.wait_for("end")
+    until(lambda: not env.is_locked("long"), "the lock is free", 3)
+    assert "done" == env.get(env.job("long").delay(env.tag))
 
 
-def test_system_exit(bench: Bench, pool: str) -> None:
+def test_system_exit(env: WorkerEnvironment, pool: str) -> None:
     """SystemExit frees the lock; the worker itself goes on."""
     if pool == "solo":
         pytest.skip("there it ends the worker")
-    bench.job("long").delay(bench.tag, ["exit", "return"])
-    bench.wait_for("end")
-    until(lambda: not bench.is_locked("long"), "the lock is free", 3)
-    assert "done" == bench.get(bench.job("long").delay(bench.tag))
+    env.job("long").delay(env.tag, ["exit", "return"])
+    env.wait_for("end")
+    until(lambda: not env.is_locked("long"), "the lock is free", 3)
+    assert "done" == env.get(env.job("long").delay(env.tag))
 
 
-def test_terminated(bench: Bench, pool: str) -> None:
+def test_terminated(env: WorkerEnvironment, pool: str) -> None:
     """revoke(terminate=True) frees the lock, where the pool can terminate a body."""
     if pool not in TERMINATES:
         pytest.skip("this pool has no way to end a body")
-    result = bench.hold("long")
-    bench.app.control.revoke(result.id, terminate=True)
-    until(lambda: not bench.is_locked("long"), "the lock is free", 6)
-    assert "done" == bench.get(bench.job("long").delay(bench.tag))
+    result = env.hold("long")
+    env.app.control.revoke(result.id, terminate=True)
+    until(lambda: not env.is_locked("long"), "the lock is free", 6)
+    assert "done" == env.get(env.job("long").delay(env.tag))
 
 
-def test_hard_limit(bench: Bench, pool: str) -> None:
+def test_hard_limit(env: WorkerEnvironment, pool: str) -> None:
     """A hard time limit frees the lock, where the pool has one."""
     if pool not in ("prefork", "gevent"):
         pytest.skip("this pool ignores time limits")
-    bench.job("hard_limit").delay(bench.tag, ["sleep", "return"], 30)
-    bench.wait_for("start")
-    until(lambda: not bench.is_locked("hard_limit"), "the lock is free", 7)
-    assert "done" == bench.get(bench.job("hard_limit").delay(bench.tag))
+    env.job("hard_limit").delay(env.tag, ["sleep", "return"], 30)
+    env.wait_for("start")
+    until(lambda: not env.is_locked("hard_limit"), "the lock is free", 7)
+    assert "done" == env.get(env.job("hard_limit").delay(env.tag))
 
 
-def test_same_task_id_twice(bench: Bench, pool: str) -> None:
+def test_same_task_id_twice(env: WorkerEnvironment, pool: str) -> None:
     """A message delivered twice at once runs once, and nobody sees the second delivery."""
     if pool == "solo":
         pytest.skip("one body at a time: the second delivery is read after the first one's end")
-    with bench.captured_messages() as messages:
-        result = bench.hold("skip")
-    bench.redeliver(messages[0])
-    until(lambda: bench.signals(result.id, "task_postrun"), "a second attempt has met the first")
+    with env.captured_messages() as messages:
+        result = env.hold("skip")
+    env.redeliver(messages[0])
+    until(lambda: env.signals(result.id, "task_postrun"), "a second attempt has met the first")
     assert states.STARTED == result.state
-    bench.let_go()
-    assert "held" == bench.get(result)
-    bench.settle(result.id)
-    assert 1 == len(bench.starts())
+    env.let_go()
+    assert "held" == env.get(result)
+    env.settle(result.id)
+    assert 1 == len(env.starts())
     assert "held" == result.result
 
 
-def test_lost_in_a_finalizer(bench: Bench) -> None:
+def test_lost_in_a_finalizer(env: WorkerEnvironment) -> None:
     """Under raise, LockLost ends a body that spends its time in finalizers, where Python swallows exceptions."""
-    result = bench.job("told").delay(bench.tag, "drop_slow", 30.0)
-    bench.wait_for("start")
-    assert bench.job("told").force_unlock(bench.tag).task_id == result.id
-    assert "LockLost" == type(bench.error(result)).__name__
-    assert "LockLost" == bench.events("error")[0]["error"]
-    assert bench.events("end")[0]["at"] - bench.starts()[0]["at"] < 5
+    result = env.job("told").delay(env.tag, "drop_slow", 30.0)
+    env.wait_for("start")
+    assert env.job("told").force_unlock(env.tag).task_id == result.id
+    assert "LockLost" == type(env.error(result)).__name__
+    assert "LockLost" == env.events("error")[0]["error"]
+    assert env.events("end")[0]["at"] - env.starts()[0]["at"] < 5

@@ -10,7 +10,7 @@ import pytest
 from celery import chain, states
 from celery.result import AsyncResult
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.servers import until
 
 #: Headers that Celery itself sets.
@@ -21,26 +21,26 @@ KNOWN_HEADERS = {
 }
 
 
-def aside(bench: Bench) -> str:
+def aside(env: WorkerEnvironment) -> str:
     """Return a queue that the worker takes messages from besides its default one."""
-    queue = f"{bench.worker.worker_queue}-aside"
-    bench.app.control.add_consumer(queue, destination=[bench.worker.hostname()], reply=True)
+    queue = f"{env.worker.worker_queue}-aside"
+    env.app.control.add_consumer(queue, destination=[env.worker.hostname()], reply=True)
     return queue
 
 
-def send(bench: Bench, tag: str, **options: Any) -> AsyncResult:
+def send(env: WorkerEnvironment, tag: str, **options: Any) -> AsyncResult:
     """Send the inspected task with everything that a message can carry."""
-    return bench.app.tasks["inspected"].apply_async(
+    return env.app.tasks["inspected"].apply_async(
         (tag,),
         {"secret": "s3cret"},
-        queue=aside(bench),
+        queue=aside(env),
         priority=7,
         headers={"x-mine": "of the caller", "x-number": 7},
         time_limit=170,
         soft_time_limit=160,
         expires=600,
-        link=bench.app.tasks["then"].si(bench.other_tag(f"{tag}-linked")),
-        link_error=bench.app.tasks["errback"].s(bench.other_tag(f"{tag}-error")),
+        link=env.app.tasks["then"].si(env.other_tag(f"{tag}-linked")),
+        link_error=env.app.tasks["errback"].s(env.other_tag(f"{tag}-error")),
         argsrepr="<redacted args>",
         kwargsrepr="<redacted kwargs>",
         shadow="another name",
@@ -48,112 +48,112 @@ def send(bench: Bench, tag: str, **options: Any) -> AsyncResult:
     )
 
 
-def send_stamped(bench: Bench, tag: str) -> AsyncResult:
+def send_stamped(env: WorkerEnvironment, tag: str) -> AsyncResult:
     """Send it with stamps, which only signatures have."""
-    signature = bench.app.tasks["inspected"].si(tag)
+    signature = env.app.tasks["inspected"].si(tag)
     signature.stamp(visitor=None, append_stamps=False, customer="c-17")
     return signature.apply_async()
 
 
-def details(bench: Bench, tag: str, count: int = 1) -> dict[str, Any]:
+def details(env: WorkerEnvironment, tag: str, count: int = 1) -> dict[str, Any]:
     """Return what the ``count``-th run of a tag saw in its request, without the tag itself."""
-    seen = json.dumps(bench.wait_for("start", tag, count)["details"])
+    seen = json.dumps(env.wait_for("start", tag, count)["details"])
     return json.loads(seen.replace(tag, "TAG"))  # type: ignore[no-any-return]
 
 
-def postponed_details(bench: Bench, send_it: Any) -> dict[str, Any]:
+def postponed_details(env: WorkerEnvironment, send_it: Any) -> dict[str, Any]:
     """Return what a run saw that was postponed at least twice."""
-    task = bench.app.tasks["inspected"]
-    task.delay(bench.tag, hold=True)
-    bench.wait_for("start")
-    send_it(bench, bench.tag)
-    key = task.lock_key_for(bench.tag)
-    until(lambda: len(bench.lock_signals(key, "duplicate")) >= 2, "postponed twice")
-    bench.let_go()
-    return details(bench, bench.tag, count=2)
+    task = env.app.tasks["inspected"]
+    task.delay(env.tag, hold=True)
+    env.wait_for("start")
+    send_it(env, env.tag)
+    key = task.lock_key_for(env.tag)
+    until(lambda: len(env.lock_signals(key, "duplicate")) >= 2, "postponed twice")
+    env.let_go()
+    return details(env, env.tag, count=2)
 
 
 @pytest.mark.parametrize("ignore_result", [False, True])
-def test_message_is_kept(bench: Bench, ignore_result: bool) -> None:
+def test_message_is_kept(env: WorkerEnvironment, ignore_result: bool) -> None:
     """Queue, priority, headers, limits, expiry, links, reprs, shadow, ignore_result, retries."""
-    control = bench.other_tag("control")
+    control = env.other_tag("control")
 
-    def send_it(bench: Bench, tag: str) -> AsyncResult:
-        return send(bench, tag, ignore_result=ignore_result)
+    def send_it(env: WorkerEnvironment, tag: str) -> AsyncResult:
+        return send(env, tag, ignore_result=ignore_result)
 
-    send_it(bench, control)
-    expected = details(bench, control)
+    send_it(env, control)
+    expected = details(env, control)
     assert 7 == expected["priority"]
-    assert expected["routing_key"] == aside(bench)
+    assert expected["routing_key"] == aside(env)
     assert {"x-mine": "of the caller", "x-number": 7} == expected["own headers"]
     assert [170, 160] == expected["timelimit"]
     assert expected["ignore_result"] is ignore_result
     assert 0 == expected["retries"]
-    assert expected == postponed_details(bench, send_it)
+    assert expected == postponed_details(env, send_it)
 
 
-def test_stamps_are_kept(bench: Bench) -> None:
+def test_stamps_are_kept(env: WorkerEnvironment) -> None:
     """Stamps and their names."""
-    control = bench.other_tag("control")
-    send_stamped(bench, control)
-    expected = details(bench, control)
+    control = env.other_tag("control")
+    send_stamped(env, control)
+    expected = details(env, control)
     assert expected["stamps"]["customer"] in ("c-17", ["c-17"])
-    assert expected == postponed_details(bench, send_stamped)
+    assert expected == postponed_details(env, send_stamped)
 
 
-def test_chain_is_kept(bench: Bench) -> None:
+def test_chain_is_kept(env: WorkerEnvironment) -> None:
     """The remaining steps of a chain."""
-    control = bench.other_tag("control")
+    control = env.other_tag("control")
 
-    def send_chain(bench: Bench, tag: str) -> AsyncResult:
-        steps = [bench.app.tasks["then"].si(bench.other_tag(f"{tag}-{n}")) for n in range(3)]
-        return chain(bench.app.tasks["inspected"].si(tag), *steps)()
+    def send_chain(env: WorkerEnvironment, tag: str) -> AsyncResult:
+        steps = [env.app.tasks["then"].si(env.other_tag(f"{tag}-{n}")) for n in range(3)]
+        return chain(env.app.tasks["inspected"].si(tag), *steps)()
 
-    send_chain(bench, control)
-    expected = details(bench, control)
+    send_chain(env, control)
+    expected = details(env, control)
     assert ["then"] * 3 == expected["chain"]
-    assert expected == postponed_details(bench, send_chain)
+    assert expected == postponed_details(env, send_chain)
 
 
-def test_callbacks_run_once_after_postponement(bench: Bench) -> None:
+def test_callbacks_run_once_after_postponement(env: WorkerEnvironment) -> None:
     """A link is called once, however often its task was postponed."""
-    postponed_details(bench, send)
-    linked = bench.other_tag(f"{bench.tag}-linked")
-    bench.wait_for("then", linked)
-    assert 1 == len(bench.events("then", linked))
-    assert [] == bench.events("errback", bench.other_tag(f"{bench.tag}-error"))
+    postponed_details(env, send)
+    linked = env.other_tag(f"{env.tag}-linked")
+    env.wait_for("then", linked)
+    assert 1 == len(env.events("then", linked))
+    assert [] == env.events("errback", env.other_tag(f"{env.tag}-error"))
 
 
-def test_expiry_passes_while_postponed(bench: Bench) -> None:
+def test_expiry_passes_while_postponed(env: WorkerEnvironment) -> None:
     """A run that expires while it is postponed is revoked, as any expired message is."""
-    bench.hold("retry")
-    duplicate = bench.job("retry").apply_async((bench.tag,), expires=1.0)
-    bench.wait_for_state(duplicate, states.RETRY, states.REVOKED)
-    bench.wait_for_state(duplicate, states.REVOKED)
-    bench.let_go()
-    bench.settle(duplicate.id)
-    assert 1 == len(bench.starts())
+    env.hold("retry")
+    duplicate = env.job("retry").apply_async((env.tag,), expires=1.0)
+    env.wait_for_state(duplicate, states.RETRY, states.REVOKED)
+    env.wait_for_state(duplicate, states.REVOKED)
+    env.let_go()
+    env.settle(duplicate.id)
+    assert 1 == len(env.starts())
 
 
-def test_attempt_id_does_not_travel(bench: Bench) -> None:
+def test_attempt_id_does_not_travel(env: WorkerEnvironment) -> None:
     """What names an attempt is made at each delivery: a postponed message carries no such id."""
 
-    def send_plain(bench: Bench, tag: str) -> AsyncResult:
-        return bench.app.tasks["inspected"].delay(tag)
+    def send_plain(env: WorkerEnvironment, tag: str) -> AsyncResult:
+        return env.app.tasks["inspected"].delay(tag)
 
-    postponed_details(bench, send_plain)
-    assert [] == secrets_in(bench.starts()[1])
+    postponed_details(env, send_plain)
+    assert [] == secrets_in(env.starts()[1])
 
 
-def test_attempt_id_does_not_travel_with_own_retries(bench: Bench) -> None:
+def test_attempt_id_does_not_travel_with_own_retries(env: WorkerEnvironment) -> None:
     """Nor does the message of a task's own retry carry one, and nothing of how often its run was postponed before."""
 
-    def send_retrying(bench: Bench, tag: str) -> AsyncResult:
-        return bench.app.tasks["inspected"].delay(tag, retry=True)
+    def send_retrying(env: WorkerEnvironment, tag: str) -> AsyncResult:
+        return env.app.tasks["inspected"].delay(tag, retry=True)
 
-    postponed_details(bench, send_retrying)
-    assert 1 == bench.wait_for("start", count=3)["details"]["retries"]
-    retried = bench.starts()[2]
+    postponed_details(env, send_retrying)
+    assert 1 == env.wait_for("start", count=3)["details"]["retries"]
+    retried = env.starts()[2]
     assert [] == secrets_in(retried)
     assert [] == [name for name in retried["headers"] if "singleton" in name]
 

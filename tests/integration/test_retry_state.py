@@ -8,7 +8,7 @@ import celery
 import pytest
 
 from celery_singleton_lock import DuplicateTask
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.servers import RedisServer
 
 pytestmark = pytest.mark.skipif(
@@ -27,10 +27,10 @@ def extra_conf(redis_server: RedisServer) -> dict[str, Any]:
     return {"result_backend": f"tests.integration.tasks:LateRetries+{redis_server.url(db=1)}"}
 
 
-def test_failure_of_a_quick_copy_stays(bench: Bench) -> None:
+def test_failure_of_a_quick_copy_stays(env: WorkerEnvironment) -> None:
     """A copy that comes back within milliseconds and fails ends in FAILURE, also for who asks later."""
-    bench.hold("hasty")
-    duplicate = bench.job("hasty").delay(bench.tag)
-    assert isinstance(bench.error(duplicate), DuplicateTask)
-    bench.settle(duplicate.id)
-    assert "FAILURE" == bench.app.AsyncResult(duplicate.id).state  # a result keeps what it has read
+    env.hold("hasty")
+    duplicate = env.job("hasty").delay(env.tag)
+    assert isinstance(env.error(duplicate), DuplicateTask)
+    env.settle(duplicate.id)
+    assert "FAILURE" == env.app.AsyncResult(duplicate.id).state  # a result keeps what it has read

@@ -13,7 +13,7 @@ import redis
 from celery import states
 from celery.result import AsyncResult
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.event_stream import EventStream
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Event
@@ -43,10 +43,10 @@ def worker_specs(pool: str) -> Sequence[WorkerSpec]:
 class Leaks:
     """Where a secret could be told: all is looked through, for whatever was written since."""
 
-    def __init__(self, bench: Bench, store: RedisServer, directory: Path) -> None:
+    def __init__(self, env: WorkerEnvironment, store: RedisServer, directory: Path) -> None:
         self.secret = f"s3cret{secrets.token_hex(8)}"
-        self._bench, self._store, self._directory = bench, store, directory
-        self._stream = EventStream(bench.app)
+        self._bench, self._store, self._directory = env, store, directory
+        self._stream = EventStream(env.app)
 
     def __enter__(self) -> Leaks:
         self._stream.__enter__()
@@ -93,26 +93,26 @@ class Leaks:
 
 
 @pytest.fixture
-def leaks(bench: Bench, own_store: RedisServer, run_directory: Path) -> Iterator[Leaks]:
-    with Leaks(bench, own_store, run_directory) as leaks:
+def leaks(env: WorkerEnvironment, own_store: RedisServer, run_directory: Path) -> Iterator[Leaks]:
+    with Leaks(env, own_store, run_directory) as leaks:
         yield leaks
 
 
 @pytest.mark.parametrize("policy", ["skip", "retry", "raise"])
-def test_duplicate(bench: Bench, leaks: Leaks, policy: str) -> None:
+def test_duplicate(env: WorkerEnvironment, leaks: Leaks, policy: str) -> None:
     """Not in logs, events, keys, errors or results of a duplicate, under any policy."""
     holder = leaks.send(policy)
-    bench.wait_for("start")
+    env.wait_for("start")
     duplicate = leaks.send(policy)
     if policy == "retry":
-        bench.wait_for_state(duplicate, states.RETRY)
+        env.wait_for_state(duplicate, states.RETRY)
         # Once more after its second look, when it was sent by the worker and not by the caller.
-        key = bench.app.tasks["secret.retry"].lock_key_for(bench.tag, leaks.secret)
-        until(lambda: len(bench.lock_signals(key, "duplicate")) >= 2, "a second look")
+        key = env.app.tasks["secret.retry"].lock_key_for(env.tag, leaks.secret)
+        until(lambda: len(env.lock_signals(key, "duplicate")) >= 2, "a second look")
     else:
         duplicate.get(timeout=20, propagate=False)
     assert [] == leaks.found(holder, duplicate)
-    bench.let_go()
+    env.let_go()
     holder.get(timeout=20)
     duplicate.get(timeout=20, propagate=False)
     until(lambda: [e for e in leaks.events if e.get("uuid") == duplicate.id], "its events")
@@ -120,48 +120,48 @@ def test_duplicate(bench: Bench, leaks: Leaks, policy: str) -> None:
     assert [] == leaks.found(holder, duplicate)
 
 
-def test_lock_key_template(bench: Bench, leaks: Leaks) -> None:
+def test_lock_key_template(env: WorkerEnvironment, leaks: Leaks) -> None:
     """A template field is digested, so that the key does not tell its value."""
     holder = leaks.send("template")
-    bench.wait_for("start")
+    env.wait_for("start")
     leaks.send("template").get(timeout=20)
     assert [] == leaks.found(holder)
 
 
-def test_refused_type(bench: Bench, leaks: Leaks) -> None:
+def test_refused_type(env: WorkerEnvironment, leaks: Leaks) -> None:
     """An argument that has no stable form is named by parameter and type, not by its value."""
     result = leaks.send("skip", Odd(leaks.secret), serializer="pickle")
-    error = bench.error(result)
+    error = env.error(result)
     assert "SignatureError" == type(error).__name__
     assert "secret" in str(error)
     assert "Odd" in str(error)
     assert [] == leaks.found(result)
 
 
-def test_refused_nesting(bench: Bench, leaks: Leaks) -> None:
+def test_refused_nesting(env: WorkerEnvironment, leaks: Leaks) -> None:
     """So is one that is nested too deep."""
     nested: list[Any] = [leaks.secret]
     for _ in range(70):
         nested = [nested]
     result = leaks.send("skip", nested)
-    assert "SignatureError" == type(bench.error(result)).__name__
+    assert "SignatureError" == type(env.error(result)).__name__
     assert [] == leaks.found(result)
 
 
-def test_store_away(bench: Bench, leaks: Leaks, own_store: RedisServer) -> None:
+def test_store_away(env: WorkerEnvironment, leaks: Leaks, own_store: RedisServer) -> None:
     """What is said about an unreachable store does not tell it either."""
     own_store.stop()
     try:
         result = leaks.send("skip")
-        bench.wait_for_state(result, states.RETRY, states.FAILURE)
+        env.wait_for_state(result, states.RETRY, states.FAILURE)
         found = leaks.found(result, store=False)
     finally:
         own_store.start()
     assert found == []
-    bench.let_go()
+    env.let_go()
     result.get(timeout=30)
 
 
-def test_copied_request(bench: Bench) -> None:
+def test_copied_request(env: WorkerEnvironment) -> None:
     """A body can copy and pickle its request; the token of its lease is in neither."""
-    assert "copied" == bench.get(bench.job("skip").delay(bench.tag, "copy_request"))
+    assert "copied" == env.get(env.job("skip").delay(env.tag, "copy_request"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery.app.defaults import NAMESPACES
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.servers import until
 
@@ -32,25 +32,25 @@ def worker_specs() -> Sequence[WorkerSpec]:
     return [WorkerSpec("prefork")]
 
 
-def test_kept_gil(bench: Bench) -> None:
+def test_kept_gil(env: WorkerEnvironment) -> None:
     """The main process renews for a child that keeps the GIL for longer than its lease lives; a duplicate is skipped."""
-    holder = bench.job("shared").delay(bench.tag, ["keep_gil", "return"], 1.5 * TTL)
-    began = bench.wait_for("start")["at"]
+    holder = env.job("shared").delay(env.tag, ["keep_gil", "return"], 1.5 * TTL)
+    began = env.wait_for("start")["at"]
     while time.monotonic() - began < 1.5 * TTL - 1:
-        assert bench.is_locked("shared")
+        assert env.is_locked("shared")
         time.sleep(0.1)
-    assert bench.get(bench.job("shared").delay(bench.tag)) is None
-    bench.get(holder)
-    assert 1 == len(bench.starts())
+    assert env.get(env.job("shared").delay(env.tag)) is None
+    env.get(holder)
+    assert 1 == len(env.starts())
 
 
-def test_killed(bench: Bench) -> None:
+def test_killed(env: WorkerEnvironment) -> None:
     """What a killed child held is freed by its main process, before it could expire."""
-    bench.hold("shared")
-    bench.kill_body(bench.starts()[0])
-    until(lambda: not bench.is_locked("shared"), "the lease is freed", TTL / 3)
+    env.hold("shared")
+    env.kill_body(env.starts()[0])
+    until(lambda: not env.is_locked("shared"), "the lease is freed", TTL / 3)
 
 
-def test_copied_request(bench: Bench) -> None:
+def test_copied_request(env: WorkerEnvironment) -> None:
     """Nor does a body in such a child show its token when it copies or pickles its request."""
-    assert "copied" == bench.get(bench.job("shared").delay(bench.tag, "copy_request"))
+    assert "copied" == env.get(env.job("shared").delay(env.tag, "copy_request"))

@@ -15,7 +15,7 @@ import redis
 
 from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, free_port
 
@@ -69,7 +69,7 @@ def test_option_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])
-def test_store_away(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str) -> None:
+def test_store_away(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str) -> None:
     """The worker starts, says once that the store is away, and recovers by itself."""
     with RedisServer() as later:
         later.port = free_port()
@@ -79,8 +79,8 @@ def test_store_away(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], 
         said = worker.wait_for_lines(": WARNING/", "store")
         assert len(said) == 1, said
         later.start()
-        job = bench.job("store_retry")
-        assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
+        job = env.job("store_retry")
+        assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
 
 
 def test_eviction_policy(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
@@ -101,16 +101,16 @@ def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
 
 
 @pytest.mark.parametrize("login", [":wr0ngpass@", ""])
-def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], login: str) -> None:
+def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], login: str) -> None:
     """A wrong password is no outage: the worker says so once and runs on, tasks fail under any setting, nobody is told it."""
     with RedisServer("--requirepass", "right") as guarded:
         url = guarded.url().replace("redis://", f"redis://{login}")
         worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
         for name in ("store_run", "store_retry", "store_raise"):
-            error = bench.error(bench.job(name).apply_async((bench.tag,), queue=worker.worker_queue))
+            error = env.error(env.job(name).apply_async((env.tag,), queue=worker.worker_queue))
             assert isinstance(error, StoreError)
             assert not isinstance(error, StoreUnavailable)
-        assert [] == bench.starts()
+        assert [] == env.starts()
         said = worker.wait_for_lines(": ERROR/", "The store of locks refuses this worker", "fail until that is mended")
         assert len(said) == 1, said
         assert "wrong or missing password" in said[0]
@@ -118,28 +118,30 @@ def test_refused_login(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode
         assert "wr0ngpass" not in worker.logs()
 
 
-def test_login_without_info(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     """A login that may run scripts and no dangerous commands does: nothing is said of a store that tasks can use."""
     with RedisServer() as guarded:
         rules = ("on", ">pass", "~singleton*", "+@all", "-@dangerous", "-info")
         redis.Redis.from_url(guarded.url()).execute_command("ACL", "SETUSER", "worker", *rules)
         url = f"redis://worker:pass@127.0.0.1:{guarded.port}/0"
         worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
-        job = bench.job("store_raise")
-        assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
+        job = env.job("store_raise")
+        assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
         assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
         assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not tell its maxmemory-policy"))
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads"])
-def test_credential_provider(bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str) -> None:
+def test_credential_provider(
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
+) -> None:
     """A store whose URL names a credential provider is used by all processes of a worker."""
     with RedisServer("--requirepass", PASSWORD) as guarded:
         url = f"{guarded.url()}?credential_provider={named(DefaultUser)}"
         worker = fresh_worker(WorkerSpec(pool_name, 2, conf={"singleton_lock_url": url}))
-        job = bench.job("store_raise")
-        assert "done" == bench.get(job.apply_async((bench.tag,), queue=worker.worker_queue))
-        assert bench.starts()[0]["protected"] is True
+        job = env.job("store_raise")
+        assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
+        assert env.starts()[0]["protected"] is True
         assert [] == worker.lines(": WARNING/")
 
 
@@ -153,17 +155,17 @@ def test_bad_credential_provider(fresh_worker: Callable[..., LocalWorkerNode]) -
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])
 def test_copies_that_waited_for_a_worker(
-    bench: Bench, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
 ) -> None:
     """Of many copies that were published while no worker was there one runs when there is one; the others are skipped."""
-    queue = f"late-{bench.tag}"
-    copies = [bench.job("skip_value").apply_async((bench.tag, "hold"), queue=queue) for _ in range(12)]
+    queue = f"late-{env.tag}"
+    copies = [env.job("skip_value").apply_async((env.tag, "hold"), queue=queue) for _ in range(12)]
     fresh_worker(WorkerSpec(pool_name, 4, options=("--queues", queue)))
-    holder = bench.wait_for("start")["id"]
-    assert ["already"] * 11 == [bench.get(copy) for copy in copies if copy.id != holder]
-    bench.let_go()
-    assert ["held"] == [bench.get(copy) for copy in copies if copy.id == holder]
-    assert 1 == len(bench.starts())
+    holder = env.wait_for("start")["id"]
+    assert ["already"] * 11 == [env.get(copy) for copy in copies if copy.id != holder]
+    env.let_go()
+    assert ["held"] == [env.get(copy) for copy in copies if copy.id == holder]
+    assert 1 == len(env.starts())
 
 
 @pytest.mark.parametrize(("timeout", "warned"), [(200, []), (100, ["RetryLater's delays are cut to 50 s"]), (45, None)])

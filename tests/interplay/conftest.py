@@ -14,10 +14,10 @@ from pytest_celery import CeleryWorkerCluster
 
 from tests.integration.conftest import (  # noqa: F401 - fixtures
     base_conf,
-    bench,
     broker_kind,
     celery_backend_cluster,
     celery_broker_cluster,
+    env,
     extra_conf,
     make_setup_app,
     pool,

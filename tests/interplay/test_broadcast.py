@@ -11,7 +11,7 @@ from celery.result import AsyncResult
 from kombu import Exchange
 
 from celery_singleton_lock import DuplicateTask
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.interplay.worker_app import NEWS
 from tests.servers import until
@@ -40,41 +40,41 @@ def worker_specs() -> Sequence[WorkerSpec]:
     return tuple(WorkerSpec("threads", concurrency=3, copy=number) for number in range(WORKERS))
 
 
-def lines(bench: Bench, result: AsyncResult, words: str) -> int:
+def lines(env: WorkerEnvironment, result: AsyncResult, words: str) -> int:
     """Return how many lines about a task have these words, in all logs."""
-    return sum(len(node.lines(f"[{result.id}]", words)) for node in bench.setup.worker_cluster)
+    return sum(len(node.lines(f"[{result.id}]", words)) for node in env.setup.worker_cluster)
 
 
-def wait_for(bench: Bench, result: AsyncResult, words: str, count: int) -> None:
+def wait_for(env: WorkerEnvironment, result: AsyncResult, words: str, count: int) -> None:
     """Wait for so many lines in all logs."""
-    until(lambda: lines(bench, result, words) == count, f"{count} lines with {words}, for each of {WORKERS} workers")
+    until(lambda: lines(env, result, words) == count, f"{count} lines with {words}, for each of {WORKERS} workers")
 
 
 @pytest.mark.parametrize("policy", ["skip", "retry", "raising"])
-def test_one_message(bench: Bench, policy: str) -> None:
+def test_one_message(env: WorkerEnvironment, policy: str) -> None:
     """One worker runs it; the others drop it, store nothing, and publish nothing."""
-    holder = bench.hold(policy, **TO_ALL)
-    wait_for(bench, holder, "dropped", WORKERS - 1)
+    holder = env.hold(policy, **TO_ALL)
+    wait_for(env, holder, "dropped", WORKERS - 1)
     assert states.STARTED == holder.state
-    bench.let_go()
-    assert "held" == bench.get(holder)
-    bench.settle_node(bench.worker.worker_queue)
-    assert [holder.id] == [start["id"] for start in bench.starts()]
-    assert WORKERS == lines(bench, holder, "received")
+    env.let_go()
+    assert "held" == env.get(holder)
+    env.settle_node(env.worker.worker_queue)
+    assert [holder.id] == [start["id"] for start in env.starts()]
+    assert WORKERS == lines(env, holder, "received")
 
 
 @pytest.mark.parametrize(("policy", "words"), [("skip", "skipped"), ("retry", "skipped"), ("raising", "refused")])
-def test_duplicate_of_another_message(bench: Bench, policy: str, words: str) -> None:
+def test_duplicate_of_another_message(env: WorkerEnvironment, policy: str, words: str) -> None:
     """Each worker decides once, by the policy, and skips where that would publish the message again."""
-    holder = bench.hold(policy, **TO_ALL)
-    wait_for(bench, holder, "dropped", WORKERS - 1)
-    duplicate = bench.job(policy).apply_async((bench.tag,), **TO_ALL)
-    wait_for(bench, duplicate, words, WORKERS)
+    holder = env.hold(policy, **TO_ALL)
+    wait_for(env, holder, "dropped", WORKERS - 1)
+    duplicate = env.job(policy).apply_async((env.tag,), **TO_ALL)
+    wait_for(env, duplicate, words, WORKERS)
     if policy == "raising":
-        assert isinstance(bench.error(duplicate), DuplicateTask)
+        assert isinstance(env.error(duplicate), DuplicateTask)
     else:
-        assert bench.get(duplicate) is None
-    bench.let_go()
-    assert "held" == bench.get(holder)
-    assert WORKERS == lines(bench, duplicate, "received")
-    assert [holder.id] == [start["id"] for start in bench.starts()]
+        assert env.get(duplicate) is None
+    env.let_go()
+    assert "held" == env.get(holder)
+    assert WORKERS == lines(env, duplicate, "received")
+    assert [holder.id] == [start["id"] for start in env.starts()]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.interplay.cases import CASES
 from tests.interplay.conftest import HAS_QUORUM_QUEUES, own_conf
 from tests.servers import RedisServer
@@ -56,6 +56,6 @@ def extra_conf(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_duplicate(bench: Bench, case: str) -> None:
+def test_duplicate(env: WorkerEnvironment, case: str) -> None:
     """As `tests.interplay.cases` says of it."""
-    CASES[case](bench)
+    CASES[case](env)

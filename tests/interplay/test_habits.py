@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.interplay.cases import CASES
 
 #: Settings of workers that each kind of duplicate meets.
@@ -47,6 +47,6 @@ def extra_conf(habit: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_duplicate(bench: Bench, habit: str, case: str) -> None:
+def test_duplicate(env: WorkerEnvironment, habit: str, case: str) -> None:
     """As `tests.interplay.cases` says of it."""
-    CASES[case](bench)
+    CASES[case](env)

@@ -9,7 +9,7 @@ import celery
 import pytest
 
 from tests.faults.proxy import Proxy
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.interplay.conftest import HAS_QUORUM_QUEUES, QUORUM
 from tests.servers import RabbitMQServer, RedisServer
 
@@ -44,17 +44,17 @@ def extra_conf(request: pytest.FixtureRequest, proxy: Proxy, redis_server: Redis
 
 
 @pytest.mark.parametrize("first_end", ENDS)
-def test_connection_and_child_lost(bench: Bench, proxy: Proxy, first_end: str) -> None:
+def test_connection_and_child_lost(env: WorkerEnvironment, proxy: Proxy, first_end: str) -> None:
     """A message whose connection is cut runs again if its child is killed, and not if its body ends."""
-    result = bench.hold("comes_back")
+    result = env.hold("comes_back")
     proxy.cut()
-    bench.worker.wait_for_lines(f"[{result.id}]", "received", count=2)
+    env.worker.wait_for_lines(f"[{result.id}]", "received", count=2)
     if STARTS_AFTER_RECONNECT:
-        bench.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
+        env.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
     if first_end == "killed":
-        bench.kill_body(bench.starts()[0])
+        env.kill_body(env.starts()[0])
     else:
-        bench.let_go()
-    assert ("done" if first_end == "killed" else "held") == bench.get(result, 30)
-    bench.worker.wait_for_lines(f"[{result.id}]", "dropped" if first_end == "returned" else "succeeded")
-    assert (2 if first_end == "killed" else 1) == len(bench.starts())
+        env.let_go()
+    assert ("done" if first_end == "killed" else "held") == env.get(result, 30)
+    env.worker.wait_for_lines(f"[{result.id}]", "dropped" if first_end == "returned" else "succeeded")
+    assert (2 if first_end == "killed" else 1) == len(env.starts())

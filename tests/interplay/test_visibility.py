@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.bench import Bench
+from tests.integration.environment import WorkerEnvironment
 from tests.interplay.cases import again, lines, nothing_is_left
 from tests.servers import until
 
@@ -23,12 +23,12 @@ def extra_conf() -> dict[str, Any]:
     return {"broker_transport_options": {"visibility_timeout": 2}}
 
 
-def test_long_postponement(bench: Bench) -> None:
+def test_long_postponement(env: WorkerEnvironment) -> None:
     """A duplicate whose policy's delay is longer than the visibility timeout stays one message."""
-    bench.hold("retry_default")  # its first delay is 5 s
-    duplicate = bench.job("retry_default").delay(bench.tag)
-    until(lambda: len(again(bench, duplicate)) >= 12, "several rounds of what the broker restores", 30)
-    bench.let_go()
-    lines(bench, duplicate, "succeeded")
-    nothing_is_left(bench, duplicate)
-    assert 2 == len(bench.starts())
+    env.hold("retry_default")  # its first delay is 5 s
+    duplicate = env.job("retry_default").delay(env.tag)
+    until(lambda: len(again(env, duplicate)) >= 12, "several rounds of what the broker restores", 30)
+    env.let_go()
+    lines(env, duplicate, "succeeded")
+    nothing_is_left(env, duplicate)
+    assert 2 == len(env.starts())

@@ -13,9 +13,9 @@ from celery.contrib.abortable import AbortableTask
 
 import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonTask, Skip
-from celery_singleton_lock.config import refuse_unknown, settings_of
-from celery_singleton_lock.plan import plan_of
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.config.options import refuse_unknown, settings_of
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
 from tests.unit.conftest import MakeApp
 
 
@@ -29,7 +29,7 @@ def bound(app: Celery, **options: Any) -> Any:
 
 
 def options(task: Any) -> Any:
-    return plan_of(task).options
+    return config_for(task).options
 
 
 DEFAULTS = {
@@ -157,7 +157,7 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
         assert part in str(refused.value)
     task = bound(make_app(**{f"singleton_{name}": value}))
     with pytest.raises(ConfigurationError) as refused:
-        plan_of(task)
+        config_for(task)
     for part in ("sync", name, repr(value)):
         assert part in str(refused.value)
 
@@ -269,7 +269,7 @@ def test_own_way_to_make_the_key_replaces_the_settings(make_app: MakeApp) -> Non
     found = options(bound(make_app(singleton_lock_key="{account}"), unique_on=[]))
     assert ([], None) == (found.unique_on, found.lock_key)
     with pytest.raises(ConfigurationError, match=r"sync.*unique_on=\[\].*lock_key='{account}'"):
-        plan_of(bound(make_app(singleton_unique_on=[], singleton_lock_key="{account}")))
+        config_for(bound(make_app(singleton_unique_on=[], singleton_lock_key="{account}")))
 
 
 def test_none_is_not_given(make_app: MakeApp) -> None:
@@ -387,10 +387,10 @@ def test_transport_options_reach_the_store(make_app: MakeApp) -> None:
     """The options are those that the app's store is made with: without a master's name it could not be."""
     given = {"broker_url": "sentinel://a:26379", "singleton_lock_url": None}
     app = make_app(**given, broker_transport_options={"master_name": "locks", "sentinel_kwargs": {"password": "p"}})
-    pool = runtime_of(app).store._connect().connection_pool  # type: ignore[attr-defined]
+    pool = context_of(app).store._connect().connection_pool  # type: ignore[attr-defined]
     assert ("locks", "p") == (pool.service_name, pool.sentinel_manager.sentinel_kwargs["password"])
     with pytest.raises(ConfigurationError, match="master_name"):
-        runtime_of(make_app(**given))
+        context_of(make_app(**given))
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_bad_url(make_app: MakeApp, url: Any) -> None:
     """A URL that names no one store is refused by setting."""
     app = make_app(singleton_lock_url=url)
     with pytest.raises(ConfigurationError, match="singleton_lock_url"):
-        runtime_of(app)
+        context_of(app)
 
 
 def test_bad_url_shows_no_password() -> None:
@@ -578,9 +578,9 @@ def test_certificates_of_celerys_settings() -> None:
 def test_two_apps_do_not_mix(make_app: MakeApp) -> None:
     """Two apps in one process have each their own settings and store."""
     one, other = make_app(singleton_lock_prefix="one"), make_app(singleton_lock_prefix="other")
-    assert runtime_of(one).store is not runtime_of(other).store
+    assert context_of(one).store is not context_of(other).store
     assert bound(one).lock_key_for(1) != bound(other).lock_key_for(1)
-    assert runtime_of(one) is runtime_of(one)
+    assert context_of(one) is context_of(one)
 
 
 def test_unhashable_and_odd_values_are_shown(make_app: MakeApp) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
-from celery_singleton_lock.keys import Binder, KeyPlan, canonical, digest, escaped
+from celery_singleton_lock.signature.keys import Binder, KeyBuilder, canonical, digest, escaped
 from tests.unit.conftest import MakeApp
 
 
@@ -48,7 +48,7 @@ Point = collections.namedtuple("Point", "x y")
 
 def key_of(function: Callable[..., Any], *args: Any, unique_on: Any = None, lock_key: Any = None, **kwargs: Any) -> str:
     """The digest of a call of this function."""
-    return digest(KeyPlan.of(inspect.signature(function), unique_on, lock_key).form(args, kwargs))
+    return digest(KeyBuilder.of(inspect.signature(function), unique_on, lock_key).form(args, kwargs))
 
 
 def of_value(value: Any) -> str:
@@ -557,7 +557,7 @@ def test_unique_on_nothing_is_the_name_alone() -> None:
 def test_unique_on_is_checked(unique_on: Any) -> None:
     """A name that is no parameter, or no name at all, is refused with option and value."""
     with pytest.raises(ConfigurationError, match="unique_on=") as refused:
-        KeyPlan.of(inspect.signature(job), unique_on)
+        KeyBuilder.of(inspect.signature(job), unique_on)
     assert repr(unique_on) in str(refused.value)
 
 
@@ -603,7 +603,7 @@ def test_template_field_without_stable_form_is_refused() -> None:
 def test_template_is_plain(template: str) -> None:
     """Only plain parameter names may stand in a template: no attributes, indexes, conversions, format specs."""
     with pytest.raises(ConfigurationError, match="lock_key=") as refused:
-        KeyPlan.of(inspect.signature(job), None, template)
+        KeyBuilder.of(inspect.signature(job), None, template)
     assert repr(template) in str(refused.value)
 
 
@@ -713,7 +713,7 @@ def plain(account: Any, kind: str = "full") -> None: ...
 def test_callable_that_cannot_fit(lock_key: Any, word: str) -> None:
     """A callable that needs what the task does not have is refused with its value and a reason, a method with ``self`` too."""
     with pytest.raises(ConfigurationError, match=word) as refused:
-        KeyPlan.of(inspect.signature(plain), None, lock_key)
+        KeyBuilder.of(inspect.signature(plain), None, lock_key)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
 
@@ -783,7 +783,7 @@ def test_kinds_of_keys_never_meet() -> None:
 def test_lock_key_is_checked(lock_key: Any) -> None:
     """A lock_key that is neither template nor callable is refused with its value."""
     with pytest.raises(ConfigurationError) as refused:
-        KeyPlan.of(inspect.signature(job), None, lock_key)
+        KeyBuilder.of(inspect.signature(job), None, lock_key)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
 
@@ -792,7 +792,7 @@ def test_lock_key_is_checked(lock_key: Any) -> None:
 def test_only_one_option_makes_the_key(unique_on: Any, lock_key: Any) -> None:
     """unique_on with lock_key is refused with both values."""
     with pytest.raises(ConfigurationError) as refused:
-        KeyPlan.of(inspect.signature(job), unique_on, lock_key)
+        KeyBuilder.of(inspect.signature(job), unique_on, lock_key)
     assert f"unique_on={unique_on!r}" in str(refused.value)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
@@ -1046,7 +1046,7 @@ def test_bound_task_leaves_self_out(singleton: Callable[..., Any]) -> None:
     @singleton(name="x", bind=True)
     def bound(self: Any, a: int, b: int = 1) -> None: ...
 
-    plan = KeyPlan.of(inspect.signature(lambda a, b=1: None))
+    plan = KeyBuilder.of(inspect.signature(lambda a, b=1: None))
     assert bound.lock_key_for(3, b=1) == f"singleton:{{x}}:lock:{digest(plan.form((3,), {}))}"
 
 

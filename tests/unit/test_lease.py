@@ -13,11 +13,11 @@ from celery.app.task import Context
 
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
-from celery_singleton_lock.attempt import PROPERTY, Attempt, attempt_of
-from celery_singleton_lock.stores import Claim
+from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of
 from tests.unit.conftest import Clock
 
-CLAIM = Claim("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
+CLAIM = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
 
 
 @pytest.fixture(autouse=True)
@@ -113,12 +113,12 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
 @pytest.mark.parametrize("watched", [False, True])
 def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], Any]) -> None:
     """What guards hide in a request can be copied: the copy has nothing to release, and is another attempt."""
-    attempt = Attempt(content_type="application/json", events=True, watched=watched)
+    attempt = Delivery(content_type="application/json", events=True, watched=watched)
     request = {"_singleton_lease": granted(clock), "_singleton_left": CLAIM, "properties": {PROPERTY: attempt}}
-    assert attempt is attempt_of(Context(request))
+    assert attempt is delivery_of(Context(request))
     other = copied(request)
     assert other["_singleton_left"] is None
-    found = attempt_of(Context(other))
+    found = delivery_of(Context(other))
     assert attempt.token != found.token
     assert ("application/json", True, False) == (found.content_type, found.events, found.watched)
 
@@ -126,7 +126,7 @@ def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], 
 @pytest.mark.parametrize("protocol", range(6))
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
     """No pickle of what a body can reach has the token in it."""
-    claim, attempt = Claim(*(getattr(CLAIM, name) for name in ("base", "digest", "token", "ttl"))), Attempt()
+    claim, attempt = LeaseRequest(*(getattr(CLAIM, name) for name in ("base", "digest", "token", "ttl"))), Delivery()
     lease = Lease(claim.lock, claim)
     written = pickle.dumps([lease, claim, attempt], protocol)
     for token in (claim.token, attempt.token):

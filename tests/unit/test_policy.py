@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, Raise, RetryLater, Skip
-from celery_singleton_lock.policy import as_policy
+from celery_singleton_lock.policies import as_policy
 
 
 @pytest.mark.parametrize(("name", "policy"), [("skip", Skip()), ("retry", RetryLater()), ("raise", Raise())])

@@ -14,11 +14,11 @@ import pytest
 
 from celery_singleton_lock import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock import lease as lease_module
-from celery_singleton_lock.concurrency import Hub
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.renewal import Loop, Renewer
-from celery_singleton_lock.stores import Answer, Claim, Renewed, Verdict
-from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.renewal.renewer import BackgroundLoop, Renewer
+from celery_singleton_lock.store.memory import MemoryStore
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
 from tests.servers import until
 from tests.unit.conftest import Clock
 
@@ -39,7 +39,7 @@ class Store(MemoryStore):
         self.takes: Callable[[float], float] = lambda allowed: 0.0
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def renew(self, claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         assert timeout is not None
         self.renewals.append((self.clock(), len(claims), timeout))
         answers = [] if self.away else super().renew(claims, timeout)
@@ -49,13 +49,13 @@ class Store(MemoryStore):
             raise self.away
         return answers
 
-    def acquire(self, claim: Claim, timeout: float | None = None) -> Verdict:
+    def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         self.acquired.append(claim.token)
         if self.away:
             raise self.away
         return super().acquire(claim, timeout)
 
-    def release(self, claim: Claim, success: bool, timeout: float | None = None) -> bool:
+    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
         self.released.append((self.clock(), claim.token))
         self.clock.advance(self.takes_to_release)
         if self.away:
@@ -83,8 +83,8 @@ class Listener:
     def lost(self, lease: Lease) -> None:
         self._tell("lost", lease)
 
-    def retaken(self, lease: Lease) -> None:
-        self._tell("retaken", lease)
+    def reacquired(self, lease: Lease) -> None:
+        self._tell("reacquired", lease)
 
     def unreachable(self, lease: Lease, error: StoreError) -> None:
         self._tell("unreachable", lease)
@@ -93,7 +93,7 @@ class Listener:
         return [token for said, token in self.told if said == what]
 
 
-class Here(Hub):
+class Here(CallbackRunner):
     """Tells at once, in the calling thread, so that a test sees what was told."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Here(Hub):
         callback()
 
 
-class Quiet(Loop):
+class Quiet(BackgroundLoop):
     """The renewal thread's loop without the thread: tests call `sweep` themselves."""
 
     def wake(self, at: float) -> None:
@@ -140,7 +140,7 @@ def listener() -> Listener:
 @pytest.fixture
 def renewer(store: Store, listener: Listener, clock: Clock) -> Renewer:
     made = Renewer(store, store, Here(), listener, clock)
-    made._loop = Quiet(made.sweep, Here(), clock)
+    made._loop = Quiet(made.renew_due, Here(), clock)
     return made
 
 
@@ -149,11 +149,11 @@ def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
     """Makes leases that are held and renewed."""
 
     def make(token: str = "t", ttl: float = TTL, watched: bool = False) -> Lease:
-        claim = Claim("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), watched)
+        claim = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), watched)
         verdict = store.acquire(claim)
-        assert verdict.answer is Answer.GRANTED
+        assert verdict.answer is AcquireStatus.GRANTED
         lease = Lease(claim.lock, claim)
-        lease.granted(clock(), verdict.fence, renewer.confirm)
+        lease.granted(clock(), verdict.fence, renewer.verify)
         lease.interrupt = Fired()
         renewer.add(lease)
         return lease
@@ -164,7 +164,7 @@ def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
 def go_on(renewer: Renewer, clock: Clock, until: float) -> None:
     """Let the thread's work be done, whenever it is due, up to that time."""
     while True:
-        at = max(renewer.sweep(), clock())
+        at = max(renewer.renew_due(), clock())
         if at > until:
             clock.time = until
             return
@@ -186,17 +186,17 @@ def test_renewed_each_third_of_the_ttl(
 def test_nothing_is_asked_before_it_is_due(renewer: Renewer, store: Store, held: Any, clock: Clock) -> None:
     """A sweep that finds nothing due calls nobody, and says when to come back."""
     lease = held()
-    assert lease.due == renewer.sweep()
+    assert lease.due == renewer.renew_due()
     assert [] == store.renewals
 
 
 def test_idle_without_leases(renewer: Renewer, clock: Clock, held: Any) -> None:
     """Without leases, or once the last plan has passed, the thread sleeps until it is woken."""
-    assert math.inf == renewer.sweep()
+    assert math.inf == renewer.renew_due()
     lease = held()
     renewer.remove(lease)
     clock.advance(TTL)
-    assert math.inf == renewer.sweep()
+    assert math.inf == renewer.renew_due()
 
 
 def test_due_together_one_call_per_hundred(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
@@ -205,7 +205,7 @@ def test_due_together_one_call_per_hundred(renewer: Renewer, store: Store, clock
         held(str(number))
         clock.advance(0.001)
     clock.advance(TTL / 3 - 0.2)
-    renewer.sweep()
+    renewer.renew_due()
     assert [100, 100, 30] == [count for _, count, _ in store.renewals]
 
 
@@ -214,7 +214,7 @@ def test_call_may_take_a_sixth_of_the_ttl(renewer: Renewer, store: Store, clock:
     held("a", ttl=60.0)
     held("b", ttl=TTL)
     clock.advance(TTL)
-    renewer.sweep()
+    renewer.renew_due()
     assert store.renewals
     assert all(allowed <= TTL / 6 for _, _, allowed in store.renewals)
 
@@ -254,12 +254,12 @@ def test_try_that_was_kept_from_running(
     lease = held(watched=True)
     clock.advance(TTL)
     store.away, store.takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
-    renewer.sweep()
+    renewer.renew_due()
     assert [] == listener.of("lost")
     assert lease.due <= clock() + TTL / 12
     clock.advance(TTL / 12)
     store.takes = lambda allowed: allowed
-    renewer.sweep()
+    renewer.renew_due()
     assert ["t"] == listener.of("lost")
 
 
@@ -271,7 +271,7 @@ def test_tries_that_are_always_late(
     store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
     while not lease.lost:
         clock.advance(max(0.0, lease.due - clock()))
-        renewer.sweep()
+        renewer.renew_due()
     assert clock() <= lease.deadline + TTL + TTL / 2 + TTL / 2 + TTL / 12
     assert ["t"] == listener.of("lost")
 
@@ -283,7 +283,7 @@ def test_late_try_where_nobody_else_renews(
     held()
     clock.advance(TTL)
     store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: 0.7 * TTL
-    renewer.sweep()
+    renewer.renew_due()
     assert ["t"] == listener.of("lost")
 
 
@@ -307,7 +307,7 @@ def test_deadline_counts_from_before_sending(renewer: Renewer, store: Store, clo
     clock.advance(TTL / 3)
     sent = clock()
     store.takes = lambda allowed: 1.5
-    renewer.sweep()
+    renewer.renew_due()
     assert sent + TTL == lease.deadline
     assert sent + TTL / 3 == lease.due
 
@@ -318,7 +318,7 @@ def test_failed_call_moves_no_deadline(renewer: Renewer, store: Store, clock: Cl
     deadline = lease.deadline
     clock.advance(TTL / 3)
     store.away = StoreUnavailable("away")
-    renewer.sweep()
+    renewer.renew_due()
     assert deadline == lease.deadline
 
 
@@ -352,10 +352,10 @@ def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: An
     """Another holder's token is there: lost at once, and left alone; once that is over it is taken again, so that others wait."""
     lease = held()
     store.lose()
-    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+    other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
     store.acquire(other)
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     assert ["t"] == listener.of("lost")
     assert not lease.held
     go_on(renewer, clock, clock() + 5 * TTL)
@@ -369,7 +369,7 @@ def test_taken_by_another(renewer: Renewer, store: Store, clock: Clock, held: An
     assert "other" != holder.task_id
     assert not lease.held
     assert ["t"] == listener.of("lost")
-    assert ["t"] == listener.of("retaken")
+    assert ["t"] == listener.of("reacquired")
     renewer.remove(lease)
     store.release(lease.claim, success=True)  # type: ignore[arg-type]
     assert store.holder(other.lock) is None
@@ -379,9 +379,9 @@ def test_patience_beside_a_lost_lease(renewer: Renewer, store: Store, clock: Clo
     """The deadline that a lost lease once had does not shorten the calls of others."""
     held("lost")
     store.lose()
-    store.acquire(Claim("b:{x}", "digest-lost", "other", 600.0, "other"))
+    store.acquire(LeaseRequest("b:{x}", "digest-lost", "other", 600.0, "other"))
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     held("other")
     store.renewals.clear()
     go_on(renewer, clock, clock() + 5 * TTL)
@@ -393,9 +393,9 @@ def test_gone_is_taken_again(renewer: Renewer, store: Store, clock: Clock, held:
     lease = held()
     store.lose()
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     assert lease.held
-    assert [("retaken", "t")] == listener.told
+    assert [("reacquired", "t")] == listener.told
     assert store.holder(lease.key) is not None
     assert clock() + TTL == lease.deadline
     go_on(renewer, clock, clock() + 5 * TTL)
@@ -408,10 +408,10 @@ def test_gone_and_taken_by_another_in_between(
     """Gone at renewal, but another's when it is to be taken again: lost, and the other keeps it."""
     lease = held()
     store.lose()
-    other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+    other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
     store.meanwhile = lambda: MemoryStore.acquire(store, other)
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     assert [("lost", "t")] == listener.told
     assert not lease.held
     holder = store.holder(lease.key)
@@ -426,13 +426,13 @@ def test_gone_and_lost(renewer: Renewer, store: Store, clock: Clock, held: Any, 
     store.lose()
     if why == "another came and went":
         clock.advance(TTL / 3)
-        other = Claim("b:{x}", "digest-t", "other", 600.0, "other")
+        other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
         store.acquire(other)
         store.release(other, success=True)
     else:
         clock.advance(TTL + 1)
-    renewer.sweep()
-    assert [("lost", "t"), ("retaken", "t")] == listener.told
+    renewer.renew_due()
+    assert [("lost", "t"), ("reacquired", "t")] == listener.told
     assert not lease.held
     assert 1 == lease.interrupt.times
     assert store.holder(lease.key) is not None
@@ -449,7 +449,7 @@ def test_woken_late_but_still_the_owner(
     store._records[lease.key].expires += 10 * TTL  # another process renewed it meanwhile
     clock.advance(3 * TTL)
     assert not lease.held
-    renewer.sweep()
+    renewer.renew_due()
     assert lease.held
     assert [] == listener.of("lost")
 
@@ -458,9 +458,9 @@ def test_freed_by_an_operator(renewer: Renewer, store: Store, clock: Clock, held
     """A lock that an operator took is lost at the next renewal, and not taken again."""
     lease = held()
     assert lease.claim is not None
-    store.free(lease.claim.base, lease.key)
+    store.revoke(lease.claim.base, lease.key)
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     assert [("lost", "t")] == listener.told
     assert store.holder(lease.key) is None
 
@@ -474,16 +474,16 @@ def test_released_is_not_renewed(renewer: Renewer, store: Store, clock: Clock, h
     assert not lease.held
 
 
-@pytest.mark.parametrize("answer", [Renewed.DONE, Renewed.GONE, Renewed.TAKEN])
+@pytest.mark.parametrize("answer", [RenewResult.RENEWED, RenewResult.MISSING, RenewResult.NOT_OWNER])
 def test_released_while_a_renewal_is_in_flight(
-    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, answer: Renewed
+    renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener, answer: RenewResult
 ) -> None:
     """A lease that is released while its renewal is on the way is neither taken again nor reported, whatever the answer."""
     lease = held()
     store.acquired.clear()
     renew = store.renew
 
-    def answered(claims: Sequence[Claim], timeout: float | None = None) -> list[Renewed]:
+    def answered(claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         renew(claims, timeout)
         return [answer]
 
@@ -495,7 +495,7 @@ def test_released_while_a_renewal_is_in_flight(
 
     store.meanwhile = release
     clock.advance(TTL / 3)
-    renewer.sweep()
+    renewer.renew_due()
     assert [] == listener.told
     assert [] == store.acquired
     assert store.holder(lease.key) is None
@@ -510,7 +510,7 @@ def test_released_while_an_outage_is_found(
     clock.advance(TTL + 1)
     store.away = StoreUnavailable("away")
     store.meanwhile = lambda: renewer.remove(lease)
-    renewer.sweep()
+    renewer.renew_due()
     assert [] == listener.of("lost")
     assert 0 == lease.interrupt.times
 
@@ -521,15 +521,15 @@ def test_release_waits_for_a_call_that_takes_it_again(renewer: Renewer, store: S
     store.lose()
     clock.advance(TTL / 3)
     inside, go, removed = threading.Event(), threading.Event(), threading.Event()
-    retake = store.retake
+    reacquire = store.reacquire
 
-    def slow(claim: Claim, fence: int, timeout: float | None = None) -> tuple[Renewed, bool]:
+    def slow(claim: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         inside.set()
         assert go.wait(10)
-        return retake(claim, fence, timeout)
+        return reacquire(claim, fence, timeout)
 
-    store.retake = slow  # type: ignore[method-assign]
-    sweeping = threading.Thread(target=renewer.sweep)
+    store.reacquire = slow  # type: ignore[method-assign]
+    sweeping = threading.Thread(target=renewer.renew_due)
     sweeping.start()
     assert inside.wait(10)
 
@@ -567,8 +567,8 @@ def test_many_leases_in_an_outage(renewer: Renewer, store: Store, clock: Clock, 
 # -- claims that were never answered -----------------------------------------------------------
 
 
-def doubtful(token: str = "d") -> Claim:
-    return Claim("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
+def doubtful(token: str = "d") -> LeaseRequest:
+    return LeaseRequest("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
 
 
 def test_doubt_is_given_back(renewer: Renewer, store: Store, clock: Clock) -> None:
@@ -576,11 +576,11 @@ def test_doubt_is_given_back(renewer: Renewer, store: Store, clock: Clock) -> No
     claim = doubtful()
     store.acquire(claim)
     renewer.doubt(claim)
-    renewer.sweep()
+    renewer.renew_due()
     assert store.holder(claim.lock) is None
     go_on(renewer, clock, clock() + 10 * TTL)
     assert 2 == len(store.released)
-    assert math.inf == renewer.sweep()
+    assert math.inf == renewer.renew_due()
 
 
 def test_doubt_is_given_back_when_the_store_is_there_again(renewer: Renewer, store: Store, clock: Clock) -> None:
@@ -593,12 +593,12 @@ def test_doubt_is_given_back_when_the_store_is_there_again(renewer: Renewer, sto
     assert 3 * 12 + 1 >= len(store.released), "one try at a time is enough"
     store.away = None
     clock.advance(TTL / 12)
-    renewer.sweep()
+    renewer.renew_due()
     for claim in claims:
         store.acquire(claim)  # done late
     go_on(renewer, clock, clock() + TTL / 12 + 0.1)
     assert [None] * 3 == [store.holder(claim.lock) for claim in claims]
-    assert math.inf == renewer.sweep()
+    assert math.inf == renewer.renew_due()
 
 
 def test_doubts_do_not_hold_up_leases(renewer: Renewer, store: Store, clock: Clock, held: Any) -> None:
@@ -606,7 +606,7 @@ def test_doubts_do_not_hold_up_leases(renewer: Renewer, store: Store, clock: Clo
     held()
     renewer.doubt(doubtful())
     store.away = StoreError("refused: no permission to release")
-    renewer.sweep()
+    renewer.renew_due()
     store.away = None
     begin = clock()
     go_on(renewer, clock, clock() + 10 * TTL)
@@ -636,7 +636,7 @@ def test_doubts_leave_time_for_two_more_tries(
     store.takes = lambda allowed: allowed
     store.takes_to_release = 1.0
     for number in range(3):
-        renewer.doubt(Claim("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
+        renewer.doubt(LeaseRequest("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
     clock.time = lease.due
     go_on(renewer, clock, lease.deadline)
     assert 3 <= len([when for when, _, _ in store.renewals if when < lease.deadline])
@@ -644,14 +644,14 @@ def test_doubts_leave_time_for_two_more_tries(
 
 def test_doubt_of_a_long_lease(renewer: Renewer, store: Store, clock: Clock) -> None:
     """However long a lease would live, what is in doubt is given back soon after the store's return."""
-    claim = Claim("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
+    claim = LeaseRequest("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
     store.acquire(claim)
     store.away = StoreUnavailable("away")
     renewer.doubt(claim)
-    again = renewer.sweep()
+    again = renewer.renew_due()
     assert clock() < again <= clock() + 3
     store.away, clock.time = None, again
-    renewer.sweep()
+    renewer.renew_due()
     assert store.holder(claim.lock) is None
 
 
@@ -666,16 +666,16 @@ def test_left_lease_does_not_wait_for_renewals(
         held("other", ttl)
     clock.time = left.due
     store.away = StoreUnavailable("away")
-    renewer.sweep()  # a renewal that fails
+    renewer.renew_due()  # a renewal that fails
     renewer.remove(left)
     renewer.doubt(left.claim, success=True)
-    again = renewer.sweep()
+    again = renewer.renew_due()
     store.away = None
     if begun == "after the outage":
         held("other", ttl)
     assert clock() < again <= clock() + 3
     clock.time = again
-    renewer.sweep()
+    renewer.renew_due()
     assert store.holder(left.key) is None
 
 
@@ -684,7 +684,7 @@ def test_left_lease_beside_short_ones(renewer: Renewer, store: Store, clock: Clo
     left, other = held("left", 3600.0), held("other", 6.0)
     clock.time = other.due
     store.away = StoreUnavailable("away")
-    renewer.sweep()  # a renewal that fails
+    renewer.renew_due()  # a renewal that fails
     for lease in (left, other):
         renewer.remove(lease)
         renewer.doubt(lease.claim, success=True)
@@ -705,7 +705,7 @@ def test_each_outage_is_told(
         lease = held()
         clock.time = lease.due
         store.away = StoreUnavailable("away")
-        renewer.sweep()
+        renewer.renew_due()
         renewer.remove(lease)
         store.away = None
         if answered == "given back":
@@ -746,7 +746,7 @@ def test_doubts_are_bounded(renewer: Renewer, store: Store, clock: Clock) -> Non
     store.away = StoreUnavailable("away")
     for number in range(1500):
         renewer.doubt(doubtful(str(number)))
-    renewer.sweep()
+    renewer.renew_due()
     store.away = None
     clock.advance(TTL)
     go_on(renewer, clock, clock() + TTL)
@@ -780,7 +780,7 @@ def test_ensure_past_the_deadline_and_not_owned(
     if trouble == "away":
         store.away = StoreUnavailable("away")
     if trouble == "taken":
-        store.acquire(Claim("b:{x}", "digest-t", "other", 600.0, "other"))
+        store.acquire(LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other"))
     for _ in range(2):
         with pytest.raises(LockLost, match=lease.key):
             lease.ensure()
@@ -801,11 +801,11 @@ def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, listener
         def wake(self, at: float) -> None:
             started.append(at)
 
-    renewer._loop = Counted(renewer.sweep, Here(), clock)
+    renewer._loop = Counted(renewer.renew_due, Here(), clock)
     for token in "ab":
-        claim = Claim("b:{x}", token, token, TTL)
+        claim = LeaseRequest("b:{x}", token, token, TTL)
         lease = Lease(claim.lock, claim)
-        lease.granted(clock(), 1, renewer.confirm)
+        lease.granted(clock(), 1, renewer.verify)
         renewer.add(lease)
     assert 1 == len(started), "the second lease is due no earlier: nobody need be woken"
 
@@ -823,7 +823,7 @@ def test_errors_do_not_end_the_thread(error: BaseException) -> None:
             raise error
         return math.inf
 
-    loop = Loop(step, Hub())
+    loop = BackgroundLoop(step, CallbackRunner())
     loop.wake(0.0)
     until(lambda: len(steps) >= 2, timeout=3)
 
@@ -839,7 +839,7 @@ def test_failing_log_does_not_end_the_thread() -> None:
         return math.inf
 
     with broken_log():
-        loop = Loop(step, Hub())
+        loop = BackgroundLoop(step, CallbackRunner())
         loop.wake(0.0)
         until(lambda: len(steps) >= 2, timeout=3)
 
@@ -862,7 +862,7 @@ def test_failing_recovery_does_not_end_the_thread() -> None:
             raise error
         return 1.0
 
-    loop = Loop(step, Hub(), clock=clock)
+    loop = BackgroundLoop(step, CallbackRunner(), clock=clock)
     loop.wake(0.0)
     until(lambda: len(steps) >= 2, timeout=3)
 
@@ -889,12 +889,12 @@ def test_failing_log_does_not_cost_other_leases(renewer: Renewer, store: Store, 
     def fail(lease: Lease) -> None:
         raise RuntimeError("log")
 
-    renewer._listener.retaken = fail  # type: ignore[method-assign]
+    renewer._listener.reacquired = fail  # type: ignore[method-assign]
     clock.advance(TTL / 3)
     try:
-        renewer.sweep()
+        renewer.renew_due()
     except RuntimeError:
-        renewer.sweep()
+        renewer.renew_due()
     assert clock() + TTL == other.deadline
 
 
@@ -907,7 +907,7 @@ def test_thread_sleeps_until_it_is_woken() -> None:
         steps.append(now[0])
         return math.inf
 
-    loop = Loop(step, Hub(), clock=lambda: now[0])
+    loop = BackgroundLoop(step, CallbackRunner(), clock=lambda: now[0])
     loop.wake(50.0)
     loop.wake(0.0)
     until(lambda: steps)

@@ -15,11 +15,12 @@ from kombu import Exchange, Queue, binding
 from kombu.common import Broadcast
 from kombu.exceptions import EncodeError
 
-from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable, republish
-from celery_singleton_lock.plan import plan_of
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores import Claim
+from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.testing import hold
+from celery_singleton_lock.worker import republish
 from tests.unit.test_task import Singleton, deliver
 
 TOPIC = Exchange("tasks", "topic")
@@ -47,8 +48,8 @@ def published(task: Any, expected: str = "RETRY", queue: str = "celery", **reque
 
 def hold_as(task: Any, task_id: str) -> None:
     """Let another delivery of this task id hold the lock."""
-    plan = plan_of(task)
-    runtime_of(task.app).store.acquire(Claim(plan.base, plan.digest((), {}), "first", 600.0, task_id))
+    plan = config_for(task)
+    context_of(task.app).store.acquire(LeaseRequest(plan.base, plan.digest((), {}), "first", 600.0, task_id))
 
 
 def request(**given: Any) -> Context:
@@ -194,7 +195,7 @@ def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
     def task() -> None: ...
 
     delayed = source("0." * 27 + "1.orders.new", "celery_delayed_delivery")
-    signature = republish.signature_of(task, request(**delayed), 1.0, republish.Postponements())
+    signature = republish.signature_of(task, request(**delayed), 1.0, republish.RetryState())
     found = signature.options["queue"]
     assert ("orders", TOPIC, "orders.new") == (found.name, found.exchange, found.routing_key)
     assert "orders.#" == app.amqp.queues["orders"].routing_key
@@ -257,7 +258,7 @@ class TestBroadcast:
         def away(*_: Any) -> None:
             raise StoreUnavailable("away")
 
-        monkeypatch.setattr(runtime_of(app).store, "acquire", away)
+        monkeypatch.setattr(context_of(app).store, "acquire", away)
         assert isinstance(deliver(task, **source("", "all")).info.retval, StoreUnavailable)
 
 

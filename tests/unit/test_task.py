@@ -30,7 +30,7 @@ from celery_singleton_lock import (
     Skip,
     signals,
 )
-from celery_singleton_lock.config import DEFAULTS
+from celery_singleton_lock.config.options import DEFAULTS
 from celery_singleton_lock.testing import assert_free, assert_held, hold
 from tests.unit.conftest import MakeApp
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.runtime import runtime_of
-from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.testing import assert_free, assert_held, hold, memory_store
 from tests.servers import until
 from tests.unit.conftest import MakeApp
@@ -148,7 +148,7 @@ def test_nothing_is_left_behind(make_app: MakeApp) -> None:
     for _ in range(50):
         with memory_store(app):
             assert "synced 42" == sync.apply((42,)).result
-            runtime_of(app).hub.call(bool)
+            context_of(app).hub.call(bool)
             assert native_threads() >= threads + 2
         until(lambda: native_threads() <= threads, "its threads have ended")
     assert stores == memory_stores()
@@ -164,7 +164,7 @@ def test_nested_use_ends_only_its_own(make_app: MakeApp) -> None:
             sync.apply((42,))
         sync.apply((42,))
         told: list[int] = []
-        runtime_of(app).hub.call(lambda: told.append(1))
+        context_of(app).hub.call(lambda: told.append(1))
         until(lambda: told)
     until(lambda: native_threads() <= threads, "the threads of both have ended")
 
@@ -175,7 +175,7 @@ import {library}
 import os, time
 from celery import Celery
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.runtime import runtime_of
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.testing import memory_store
 
 app = Celery("green", broker="memory://", backend="cache+memory://")
@@ -191,7 +191,7 @@ def use():
     with memory_store(app):
         assert work.apply().result == 1
         told = []
-        runtime_of(app).hub.call(lambda: told.append(1))
+        context_of(app).hub.call(lambda: told.append(1))
         while not told:
             time.sleep(0.001)
 

@@ -1,0 +1,1 @@
+"""Options of tasks and settings of apps."""

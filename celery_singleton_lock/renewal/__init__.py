@@ -1,0 +1,1 @@
+"""Keeps leases alive while their work goes on."""

@@ -1,0 +1,1 @@
+"""Which calls are the same work: canonical forms and lock keys."""

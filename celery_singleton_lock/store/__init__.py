@@ -1,0 +1,1 @@
+"""Where leases live: the protocol of stores, and the stores."""

@@ -1,0 +1,1 @@
+"""Around the body of a task, in the processes of a worker."""

@@ -1,0 +1,1 @@
+"""The fault matrix: one module for each kind of fault."""

@@ -1,0 +1,57 @@
+"""Row 5: messages revoked or expired before their start, and bodies that leave by SystemExit or MemoryError."""
+
+from __future__ import annotations
+
+import pytest
+from celery.utils import uuid
+
+from tests.faults.harness import WorkerEnvironment, since
+from tests.servers import until
+
+SOON = 1.0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_before_start(pool: str) -> None:
+    """What is revoked or expires before its start asks for no lease, and leaves the holder's alone."""
+    with WorkerEnvironment(ttl=40) as env:
+        worker = env.worker(pool, concurrency=1)
+        first = env.send("skip", "a", ["hold"], expect="once")
+        body = env.body("a")
+        beforehand = uuid()
+        assert env.app.control.revoke(beforehand, destination=[worker.node], reply=True, timeout=10)
+        waiting = env.send("skip", "b", expect="none", countdown=2)
+        env.app.control.revoke(waiting.id, destination=[worker.node], reply=True, timeout=10)
+        never = [
+            waiting,
+            env.send("skip", "a", expect="none", task_id=beforehand),
+            env.send("skip", "a", expect="none", countdown=1.5, expires=1),
+        ]
+        if pool == "prefork":  # Celery (5.7) hands all that it has received to a pool of threads, and looks no more
+            fetched = env.send("skip", "a", expect="none")
+            never += [fetched, env.send("skip", "a", expect="none", expires=1)]
+            env.app.control.revoke(fetched.id)
+        env.last(2.2)  # one expires, the other is due
+        env.go("a")
+        assert "held" == first.get(timeout=10)
+        for result in never:
+            until(lambda result=result: result.state == "REVOKED", "revoked")
+        env.gone(body)
+        env.settle()
+        assert {body["run"]} == {event["run"] for event in env.ledger.events("store", verb="acquire")}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("act", ["exit", "memory"])
+def test_body_leaves(pool: str, act: str) -> None:
+    """The lease is freed with the body, also where the child or a solo worker ends, or Celery itself never tells of the end."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker(pool)
+        second = env.worker("threads", options=("-Q", "two"))
+        env.send("skip", "a", [act])
+        body = env.body("a")
+        freed = since(env.end(body), env.gone(body))
+        env.measured(f"5 {'SystemExit' if act == 'exit' else 'MemoryError'}, {pool}: freed after the body", SOON, freed)
+        assert second.process.running
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
+        env.settle()

@@ -1,0 +1,115 @@
+"""Row 14: forks after connecting, two apps in one process, and tasks within tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import redis
+
+from tests.faults.harness import WorkerEnvironment, since
+from tests.faults.ledger import Event
+from tests.servers import RedisServer, until
+
+
+@pytest.mark.parametrize("act", [["fork", 2.5], ["fork-through"]], ids=["fork", "fork-through"])
+def test_fork_in_a_body(act: list[object]) -> None:
+    """A process that a body forks frees nothing and renews nothing, for two renewals and more; the body's lease stays."""
+    with WorkerEnvironment(ttl=3) as env:
+        env.worker(concurrency=2)
+        env.know_scripts()
+        env.send("skip", "a", act, expect="run")
+        body = env.body("a")
+        end = env.end(body)
+        assert "return" == end["how"]
+        own = until(lambda: _renewals(env, body)[1:] and _renewals(env, body), "renewed twice")
+        assert len(own) <= since(body, end["at"]) + 1, "one process alone renews every second"
+        for forked in env.ledger.events("forked"):
+            assert 1 == forked["threads"], "a fork has a thread of its own"
+        env.measured(f"14 {act[0]}: freed after the body", 1.0, since(end, env.gone(body)))
+        assert "slept" == env.send("skip", "a", ["sleep", 4], expect="once").get(timeout=20)
+        env.settle()
+
+
+def _renewals(env: WorkerEnvironment, body: Event) -> list[Event]:
+    return env.ledger.events("store", verb="renew", run=body["run"], own=True, sent=True)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_call_within(pool: str) -> None:
+    """A task called as a plain function, the task itself included, takes no lock and changes none."""
+    with WorkerEnvironment(ttl=3) as env:
+        env.worker(pool)
+        assert "slept" == env.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=10)
+        assert "slept" == env.send("retry", "a", ["call", "retry", "a"], expect="once").get(timeout=10)
+        env.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
+def test_apply_within(pool: str) -> None:
+    """An eager run of another task, and of the task itself, comes to an end: as itself, or as a duplicate. No deadlock."""
+    with WorkerEnvironment(ttl=3, singleton_lock_eager=True) as env:
+        env.worker(pool)
+        assert "SUCCESS" == env.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=10)
+        assert "FAILURE" == env.send("retry", "a", ["apply", "retry", "a"], expect="once").get(timeout=10)
+        env.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_apply_within_without_locks(pool: str) -> None:
+    """By default an eager run takes no lock: a task that calls ``.apply()`` on itself goes through."""
+    with WorkerEnvironment(ttl=3) as env:
+        env.worker(pool)
+        result = env.send("retry", "a", ["apply", "retry", "a"], expect="once")
+        assert "SUCCESS" == result.get(timeout=10)
+        env.settle()
+
+
+TWO_APPS = """
+    import os, sys, time
+    from celery import Celery
+    from celery_singleton_lock import SingletonTask
+
+    def app(url):
+        app = Celery("same", set_as_current=False)
+        app.conf.update(broker_url="memory://", singleton_lock_url=url, singleton_lock_eager=True)
+        app.conf.singleton_lock_ttl = 1
+
+        @app.task(name="job", base=SingletonTask, on_duplicate="raise", unique_on="who", bind=True, shared=False)
+        def job(self, who, inner=None):
+            found = inner and apps[1].tasks["job"].apply((who,)).get()
+            time.sleep(1.5)  # longer than a lease lives unless it is renewed
+            held = [other.tasks["job"].lock_holder(who) is not None for other in apps]
+            return (who, held, found)
+
+        return app
+
+    apps = [app(url) for url in sys.argv[1:]]
+    for _ in range(2):
+        print(apps[0].tasks["job"].apply(("both", "inner")).get(), flush=True)
+    print([other.tasks["job"].lock_holder("both") for other in apps], flush=True)
+    pid = os.fork()
+    who = "parent" if pid else "child"  # arguments of their own: neither is the other's duplicate
+    print(apps[1].tasks["job"].apply((who,)).get(), flush=True)
+    if pid:
+        print("child ended", os.waitpid(pid, 0)[1], flush=True)
+"""
+
+
+def test_two_apps() -> None:
+    """Two apps of one process take, renew and free their locks in their own stores, before and after a fork."""
+    with RedisServer() as one, RedisServer() as two:
+        command = [sys.executable, "-c", textwrap.dedent(TWO_APPS), one.url(), two.url()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        lines = done.stdout.splitlines()
+        assert 0 == done.returncode, done.stderr
+        assert ["('both', [True, False], ('both', [True, True], None))"] * 2 == lines[:2]
+        assert "[None, None]" == lines[2]
+        assert ["('child', [False, True], None)", "('parent', [False, True], None)"] == sorted(lines[3:5])
+        assert ["child ended 0"] == lines[5:], done.stderr
+        for server in (one, two):
+            with contextlib.closing(redis.Redis.from_url(server.url())) as client:
+                assert [] == client.keys("*:lock:*")

@@ -1,0 +1,81 @@
+"""Row 8: a body that holds the GIL for four TTLs; and the main process that renews for it must know when to stop."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import CHILD_BOUND, WorkerEnvironment, since
+from tests.faults.ledger import Event
+from tests.servers import until
+
+
+def test_regex() -> None:
+    """The lease is not lost, and no duplicate runs, though the child cannot renew for 12 s with a TTL of 3 s."""
+    with WorkerEnvironment(ttl=3) as env:
+        env.worker(concurrency=1)
+        env.worker("threads", 2, ("-Q", "two"))
+        env.send("skip", "a", ["regex", 12.0], expect="one attempt")
+        body = env.body("a")
+        env.wait("regex")
+        copies = 0
+        while not env.ledger.events("end", run=body["run"]):
+            assert copies < 200, "the body never ends"  # it needs up to 24 s of a processor that others use too
+            env.send("skip", "a", ["sleep"], queue="two")
+            copies += 1
+            env.last(0.5)
+        end = env.end(body)
+        env.measured("8 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
+        env.gone(body)
+        env.settle()
+        assert not env.ledger.events("lost")
+        others = [start["at"] for start in env.ledger.events("start", tag="a") if start["run"] != body["run"]]
+        assert [] == [at for at in others if at < end["at"]]
+        assert len(others) <= 1  # one copy may come after the end
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_never_yields(pool: str) -> None:
+    """A body that computes for three TTLs and lets no other greenlet run keeps its lease: a native thread renews it."""
+    with WorkerEnvironment(ttl=3) as env:
+        first = env.start(pool)
+        env.worker("threads", options=("-Q", "two"))
+        first.ready(env.app)
+        env.send("retry", "a", ["spin", 9.0], expect="one attempt")
+        body = env.body("a")
+        env.send("retry", "a", ["sleep"], expect="once", queue="two")
+        env.end(body)
+        env.body("a", 2)
+        env.settle()
+        assert not env.ledger.events("lost")
+
+
+def test_killed_within() -> None:
+    """A child that is killed while it holds the GIL is not renewed for; its lease is freed within 6 s, with a TTL of 40 s."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker(concurrency=1)
+        env.send("skip", "a", ["regex", 30.0])
+        body = env.body("a")
+        env.wait("regex")
+        env.last(1)
+        fault = env.kill_child(body["pid"])
+        env.measured("8 GIL held, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
+        env.settle()
+
+
+def test_renewal_ends_with_the_child() -> None:
+    """With a short TTL, which the main process has been renewing, the same holds, and nothing is renewed afterwards."""
+    with WorkerEnvironment(ttl=3) as env:
+        env.worker(concurrency=2)
+        env.send("skip", "a", ["regex", 30.0])
+        body = env.body("a")
+        env.wait("regex")
+        until(lambda: len(_by_main_process(env)) >= 2, "renewed by the main process")
+        fault = env.kill_child(body["pid"])
+        env.measured("8 GIL held, TTL 3 s, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
+        env.last(4)
+        env.settle()
+
+
+def _by_main_process(env: WorkerEnvironment) -> list[Event]:
+    """Return the renewals that a main process has sent for its children."""
+    return env.ledger.events("store", verb="renew", own=False)

@@ -1,0 +1,63 @@
+"""Row 1: a prefork child is killed; its worker sees it and frees the lease, whatever the TTL."""
+
+from __future__ import annotations
+
+from tests.faults.harness import CHILD_BOUND, WorkerEnvironment, kind_of, since
+from tests.servers import RabbitMQServer, until
+
+
+def test_killed_child(broker: str | RabbitMQServer) -> None:
+    """The lease of a killed child is freed within 6 s though its TTL is 40 s, and the next duplicate runs."""
+    with WorkerEnvironment(ttl=40, broker=broker) as env:
+        env.worker(concurrency=2)
+        env.send("skip", "a", ["hold"])
+        body = env.body("a")
+        waiting = env.send("retry", "b", ["hold"], expect="any")
+        second = env.body("b")
+        assert env.held(body) or until(lambda: env.held(body), "the lease is seen")
+        fault = env.kill_child(body["pid"])
+        env.measured(f"1 child killed, {kind_of(broker)}: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
+        again = env.send("skip", "a", ["sleep"], expect="once")
+        env.measured(
+            f"1 child killed, {kind_of(broker)}: next run starts",
+            CHILD_BOUND + 2,
+            since(fault, env.body("a", 2)["at"]),
+        )
+        assert "slept" == again.get(timeout=10)
+        assert env.held(second), "another child's lease was touched"
+        env.go("b")
+        assert "held" == waiting.get(timeout=10)
+        env.settle()
+
+
+def test_redelivery(broker: str | RabbitMQServer) -> None:
+    """With acks_late and reject_on_worker_lost the redelivered message runs to its end, once, and long before the TTL."""
+    with WorkerEnvironment(ttl=40, broker=broker) as env:
+        env.worker(concurrency=2)
+        result = env.send("late", "a", ["hold"], ["sleep", 0.5], expect="once")
+        body = env.body("a")
+        fault = env.kill_child(body["pid"])
+        again = env.body("a", 2)
+        env.measured(
+            f"1 child killed, late ack, {kind_of(broker)}: runs again", CHILD_BOUND + 2, since(fault, again["at"])
+        )
+        assert "slept" == result.get(timeout=10)
+        assert 2 == len(env.ledger.events("start", tag="a"))
+        env.settle()
+
+
+def test_killed_while_the_store_is_away() -> None:
+    """A child that dies during an outage is not forgotten: its lease is freed once the store is back."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker(concurrency=2)
+        env.send("skip", "a", ["hold"])
+        body = env.body("a")
+        env.wait("key")
+        with env.schedule.during("outage") as fault:
+            env.store.pause()
+            env.kill_child(body["pid"])
+            env.last(4)
+            env.store.resume()
+        env.measured("1 child killed in an outage: freed after it", CHILD_BOUND, env.gone(body) - fault.until)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        env.settle()

@@ -1,0 +1,64 @@
+"""Row 12: many publish the same at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import WorkerEnvironment, side_by_side, since
+from tests.servers import until
+
+COPIES = 200
+#: Nobody consumes it until it is full.
+QUEUE = "storm"
+
+
+@pytest.mark.parametrize("name", ["skip", "raise"])
+def test_storm(name: str) -> None:
+    """Of 200 duplicates over 4 workers one runs; all others end as their policy says, and none hangs."""
+    with WorkerEnvironment(ttl=20) as env:
+        workers = [env.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
+        side_by_side(*[lambda worker=worker: worker.ready(env.app) for worker in workers])
+        results = [env.send(name, "a", ["hold"], queue=QUEUE) for _ in range(COPIES)]
+        _consume(env)
+        body = env.body("a")
+        until(lambda: len(env.ledger.events("duplicate")) == COPIES - 1, "all others are duplicates", 60, 0.1)
+        env.go("a")
+        states = [_state(result.id, env) for result in results]
+        ended = "SUCCESS" if name == "skip" else "FAILURE"
+        assert sorted(["SUCCESS"] + [ended] * (COPIES - 1)) == sorted(states)
+        assert 1 == len(env.ledger.events("start"))
+        last = env.ledger.events("duplicate")[-1]
+        env.measured(f"12 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
+        env.settle()
+
+
+def _consume(env: WorkerEnvironment) -> None:
+    """Let all workers begin at once, now that all is in the queue: so they race for the lock."""
+    assert not env.ledger.events("start")
+    nodes = [worker.node for worker in env.workers]
+    replies = env.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=10)
+    assert sorted(nodes) == sorted(node for reply in replies for node in reply)
+
+
+def _state(task_id: str, env: WorkerEnvironment) -> str:
+    result = env.app.AsyncResult(task_id)
+    return until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end", 20)
+
+
+def test_storm_of_retries() -> None:
+    """All 200 run, one at a time, and the store sees one acquire for each delivery."""
+    with WorkerEnvironment(ttl=20) as env:
+        workers = [env.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
+        side_by_side(*[lambda worker=worker: worker.ready(env.app) for worker in workers])
+        env.know_scripts()
+        results = [env.send("retry", "a", ["sleep", 0.02], expect="once", queue=QUEUE) for _ in range(COPIES)]
+        _consume(env)
+        for result in results:
+            assert "slept" == result.get(timeout=100)
+        first, last = env.ledger.events("start")[0], env.ledger.events("end")[-1]
+        env.measured(f"12 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
+        env.settle()
+        acquires = [e for e in env.ledger.events("store", verb="acquire") if e.get("sent")]
+        deliveries = len(env.ledger.events("duplicate")) + len(results)
+        unanswered = len(env.ledger.events("store error"))  # on a busy machine: the delivery comes again
+        assert deliveries <= len(acquires) <= deliveries + unanswered

@@ -1,0 +1,49 @@
+"""Row 15: an error that nobody expects in a thread that renews, out of our own code."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import WorkerEnvironment
+from tests.servers import until
+
+TTL = 3.0
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
+def test_renewal_goes_on(pool: str, error: str) -> None:
+    """It is logged, the thread goes on, and a body of four TTLs keeps its lease."""
+    with WorkerEnvironment(ttl=TTL, faults_renewal=error) as env:
+        worker = env.worker(pool)
+        result = env.send("skip", "a", ["sleep", 4 * TTL], expect="once")
+        body = env.body("a")
+        env.wait("renewal broken")
+        assert "slept" == result.get(timeout=30)
+        until(lambda: "Renewal of locks met an error and goes on" in worker.process.output(), "the error is logged")
+        assert not env.ledger.events("lost")
+        env.gone(body)
+        # A prefork worker's main process would keep the lease alone: only what the body's process sends shows its thread.
+        own = env.ledger.events("store", verb="renew", run=body["run"], own=True)
+        assert len(own) >= 4, "the thread renews no more"
+        env.settle()
+
+
+@pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
+def test_watch_goes_on(error: str) -> None:
+    """The same in the main process of a prefork worker, on which a body depends that keeps the GIL for more than two TTLs."""
+    with WorkerEnvironment(ttl=TTL, faults_watch=error) as env:
+        worker = env.start(concurrency=1)
+        env.worker("threads", options=("-Q", "two"))
+        worker.ready(env.app)
+        env.send("retry", "a", ["keep-gil", 2.5 * TTL], expect="one attempt")
+        body = env.body("a")
+        second = env.send("retry", "a", ["sleep"], expect="once", queue="two")
+        env.stay_held(2 * TTL, body)
+        env.end(body)
+        assert "slept" == second.get(timeout=20)
+        assert "Watching the pool's processes met an error and goes on" in worker.process.output()
+        broken = env.ledger.events("watch broken")
+        assert len(broken) >= 2 and {worker.process.pid} == {event["pid"] for event in broken}
+        assert not env.ledger.events("lost")
+        env.settle()

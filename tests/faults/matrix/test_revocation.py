@@ -1,0 +1,55 @@
+"""Row 4: ``revoke(terminate=True)``; a body that swallows it keeps its lease for as long as it runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import WorkerEnvironment, since
+
+SOON = 1.0
+
+
+@pytest.mark.parametrize("number", ["TERM", "KILL"])
+def test_terminated(number: str) -> None:
+    """The lease is freed once the child is over, long before its TTL."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker()
+        result = env.send("skip", "a", ["sleep", 60])
+        body = env.body("a")
+        env.app.control.revoke(result.id, terminate=True, signal=f"SIG{number}")
+        freed = since(env.end(body), env.gone(body))
+        env.measured(f"4 revoked, {number}: lease freed after the body", SOON, freed)
+        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
+        env.settle()
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_terminated_greenlet(pool: str) -> None:
+    """The lease is freed with the greenlet."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker(pool)
+        result = env.send("skip", "a", ["sleep", 60])
+        body = env.body("a")
+        env.app.control.revoke(result.id, terminate=True)
+        env.measured(f"4 revoked, {pool}: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
+        env.settle()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_swallowed(pool: str) -> None:
+    """The state is REVOKED and the body goes on for three TTLs: nobody else starts meanwhile; then the lease is freed."""
+    ttl = 3.0
+    with WorkerEnvironment(ttl=ttl) as env:
+        env.worker(pool)
+        result = env.send("retry", "a", ["swallow", 3 * ttl])
+        body = env.body("a")
+        env.wait("swallowing")
+        env.app.control.revoke(result.id, terminate=True, signal="SIGTERM")
+        env.wait("swallowed")
+        again = env.send("retry", "a", ["sleep"], expect="once")
+        end = env.end(body)
+        assert since(body, end["at"]) >= 3 * ttl - 0.1
+        freed = since(end, env.gone(body))
+        env.measured(f"4 revoked and swallowed, {pool}: lease freed after the body", SOON, freed)
+        assert "slept" == again.get(timeout=10)
+        env.settle()

@@ -1,0 +1,157 @@
+"""Row 6: shutdowns in every pool, and children that are replaced."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import celery
+import pytest
+
+from tests.faults.harness import WorkerEnvironment, now, since
+from tests.faults.ledger import Event
+from tests.servers import until
+
+POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
+SOON = 1.0
+#: Pools in which Celery ends a body that is too long; in the others it runs out first. Seen with 5.7.
+ENDED_BY = {"cold": {"prefork", "gevent", "eventlet", "solo"}, "soft": {"prefork"}}
+#: The first thing that `celery.apps.worker.on_cold_shutdown` says, 5.5 to 5.7; before, all that is said.
+COLD = re.compile(r"worker: (Hitting Ctrl\+C again will terminate all running tasks!|Cold shutdown)")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_warm(pool: str) -> None:
+    """The body comes to its end with its lease, renewed for three TTLs during the shutdown, and then the lease is freed."""
+    with WorkerEnvironment(ttl=2) as env:
+        worker = env.start(pool)
+        env.worker("threads", options=("-Q", "two"))
+        worker.ready(env.app)
+        env.send("retry", "a", ["sleep", 6], expect="once")
+        body = env.body("a")
+        worker.process.signal(signal.SIGTERM)
+        env.send("retry", "a", ["sleep"], expect="once", queue="two")
+        freed = since(env.end(body), env.gone(body))
+        env.measured(f"6 warm shutdown, {pool}: freed after the body", SOON, freed)
+        assert worker.exit_code(30) is not None, "the worker does not end"
+        env.body("a", 2)
+        env.settle()
+
+
+@pytest.mark.parametrize("kind", ["cold", "soft"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_cold_and_soft(pool: str, kind: str) -> None:
+    """However the body ends (in some pools it is ended, in others it runs out), its lease is freed with it."""
+    new = tuple(map(int, celery.__version__.split(".")[:2])) >= (5, 5)
+    if kind == "soft" and not new:
+        pytest.skip("this Celery has no soft shutdown")
+    with WorkerEnvironment(ttl=40, **({"worker_soft_shutdown_timeout": 2.0} if kind == "soft" else {})) as env:
+        worker = env.start(pool)
+        env.worker("threads", options=("-Q", "two"))
+        worker.ready(env.app)
+        env.send("skip", "a", ["sleep", 8])
+        body = env.body("a")
+        if pool == "prefork":  # what its main process has not yet heard of, it neither waits for nor ends
+            until(lambda: any((env.app.control.inspect([worker.node]).active() or {}).values()), "it is known")
+        quit_at = now()
+        worker.process.signal(signal.SIGQUIT)
+        end = env.end(body)
+        env.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, since(end, env.gone(body)))
+        if new and (kind, pool) != ("soft", "solo"):  # there it depends on the moment of the signal
+            cut = pool in ENDED_BY[kind]
+            assert cut == (end.get("how", "died") != "return"), f"Celery's part has changed: {end}"
+            bound = (2.0 if kind == "soft" else 0.0) + 3.0 if cut else 8.5
+            assert end["at"] - quit_at < bound, "the body was not ended"
+        assert worker.exit_code(30) is not None, "the worker does not end"
+        assert COLD.search(worker.process.output()), "the worker says nothing of its shutdown"
+        if kind == "soft":
+            # `celery.worker.worker.WorkController.wait_for_soft_shutdown`, 5.5 to 5.7
+            assert "Initiating Soft Shutdown, terminating in 2.0 seconds" in worker.process.output()
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
+        env.settle()
+
+
+@pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1000"])
+def test_children_are_replaced(option: str) -> None:
+    """Each run has a child of its own; none leaves its lease behind, though the TTL is 40 s."""
+    with WorkerEnvironment(ttl=40) as env:
+        env.worker(concurrency=2, options=(option,))
+        for number in range(5):
+            acts = ["eat", 5] if "memory" in option else ["sleep", 0.1]
+            env.send("skip", "a", acts, expect="once").get(timeout=20)
+            body = env.body("a", number + 1)
+            env.measured(f"6 {option}, run {number + 1}: freed after", SOON, since(env.end(body), env.gone(body)))
+        assert 5 == len({e["pid"] for e in env.ledger.events("start")})
+        env.settle()
+
+
+def test_pool_restart() -> None:
+    """However a restart by remote control treats a body that runs, its lease is freed with it, long before the TTL."""
+    with WorkerEnvironment(ttl=40, worker_pool_restarts=True) as env:
+        worker = env.worker(concurrency=2)
+        env.send("skip", "a", ["sleep", 5])
+        body = env.body("a")
+        children = worker.all_pids() - {worker.process.pid}
+        assert body["pid"] in children
+        replies = env.app.control.pool_restart(destination=[worker.node], reply=True, timeout=10)
+        assert [{worker.node: {"ok": "reload started"}}] == replies
+        end = env.end(body)
+        env.measured("6 pool restart: freed after the body", 6.0, since(end, env.gone(body)))
+        until(lambda: env.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
+        until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", 20)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        env.settle()
+
+
+def _added_child(env: WorkerEnvironment, first: Event, tag: str, what: str) -> None:
+    """A body in a child that came later is seen to like the first one: killed, it frees its own lease and no other."""
+    env.send("skip", tag, ["hold"])
+    added = env.body(tag)
+    env.stay_held(4, first, added)
+    fault = env.kill_child(added["pid"])
+    env.measured(f"6 child added by {what} and killed: freed", 6.0, since(fault, env.gone(added)))
+    assert env.held(first)
+
+
+def test_pool_grows_and_shrinks() -> None:
+    """Children that come and go beside a body change nothing for its lease; a new child's body is seen to as well."""
+    with WorkerEnvironment(ttl=3) as env:
+        worker = env.worker(concurrency=1)
+        env.send("skip", "a", ["hold"], expect="once")
+        first = env.body("a")
+        env.app.control.pool_grow(1, destination=[worker.node])
+        _added_child(env, first, "b", "remote control")
+        assert "slept" == env.send("skip", "c", expect="once").get(timeout=20)  # in the killed child's successor
+        until(lambda: _shrinks(env, worker.node), "the pool shrinks", 10)  # it is busy until it has heard of the end
+        until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", 10)
+        env.stay_held(3.5, first)
+        env.go("a")
+        env.end(first)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        env.settle()
+
+
+def _shrinks(env: WorkerEnvironment, node: str) -> bool:
+    replies = env.app.control.pool_shrink(1, destination=[node], reply=True, timeout=10)
+    return bool([{node: {"ok": "pool will shrink"}}] == replies)
+
+
+def test_autoscale() -> None:
+    """The same where the worker scales itself, and is told other bounds by remote control."""
+    with WorkerEnvironment(ttl=3) as env:
+        worker = env.worker(options=("--autoscale=2,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
+        env.send("skip", "a", ["hold"], expect="once")
+        first = env.body("a")
+        env.send("skip", "b", ["hold"], expect="once")
+        second = env.body("b")
+        assert first["pid"] != second["pid"]
+        env.stay_held(4, first, second)
+        env.go("b")
+        env.measured("6 autoscale: freed after the body", SOON, since(env.end(second), env.gone(second)))
+        env.wait("death", 30, of=second["pid"])
+        env.app.control.autoscale(3, 2, destination=[worker.node])
+        _added_child(env, first, "c", "autoscale")
+        env.go("a")
+        env.end(first)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        env.settle()

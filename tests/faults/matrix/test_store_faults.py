@@ -1,0 +1,470 @@
+"""Row 10: what a store, and the way to it, can do to those who hold a lease there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.redis import RedisStore, connector
+from tests.faults.harness import WorkerEnvironment, now, since
+from tests.faults.ledger import Event
+from tests.faults.tasks import BRIEF, LINGER
+from tests.servers import until
+
+TTL = 6.0
+#: Seconds of another's run: over before a holder renews, or met by it.
+RUNS = {"short": BRIEF, "long": TTL * 0.75}
+POOLS = ["prefork", "threads", "gevent"]
+#: Who renews: the body's own process, and its main process.
+RENEWERS = {"prefork": (True, False), "threads": (True,), "gevent": (True,)}
+
+
+@contextlib.contextmanager
+def _holding(
+    pool: str = "prefork", ttl: float = TTL, proxied: bool = False, store: tuple[str, ...] = (), second: float = 0.15
+) -> Iterator[WorkerEnvironment]:
+    """Give an environment on which body ``a`` holds, and a duplicate of so many seconds waits for it in a second worker."""
+    with WorkerEnvironment(ttl=ttl, proxied=proxied, store=store) as env:
+        first = env.start(pool)
+        env.worker("threads", options=("-Q", "two"))
+        first.ready(env.app)
+        env.send("retry", "a", ["hold"], expect="one attempt")
+        env.body("a")
+        env.send("retry", "a", ["sleep", second], expect="once", queue="two")
+        env.wait("duplicate")
+        yield env
+        env.go("a")
+        env.settle()
+
+
+def _first(env: WorkerEnvironment) -> Event:
+    return env.ledger.events("start")[0]
+
+
+def _untouched(env: WorkerEnvironment, seconds: float) -> None:
+    """See to it that the lease is held and nobody else runs for so many seconds."""
+    env.stay_held(seconds, _first(env))
+    assert 1 == len(env.ledger.events("start", tag="a"))
+    assert not env.ledger.events("lost")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_restarted_empty(pool: str) -> None:
+    """The lease is taken again by its holder. Until then a duplicate may run: no later than a third of a TTL and the timeout."""
+    with _holding(pool, second=TTL) as env:
+        with env.schedule.during("empty") as fault:
+            env.store.stop()
+            env.store.start()
+        until(lambda: len(env.ledger.events("start")) > 1 or _back(env, fault.until), "somebody has it", TTL)
+        starts = env.ledger.events("start")
+        if len(starts) > 1:
+            late = starts[1]["at"] - fault.until
+            env.measured(f"10 store lost its data, {pool}: last new run", env.limits.heal, max(0.0, late))
+            env.wait("lost", run=starts[0]["run"])
+        else:
+            env.measured(
+                f"10 store lost its data, {pool}: re-taken", env.limits.heal, _back(env, fault.until) - fault.until
+            )
+            assert not env.ledger.events("lost")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_restarted_empty_and_alone(pool: str) -> None:
+    """Where nobody else wants it, the holder takes its lease again and has not lost it."""
+    with WorkerEnvironment(ttl=TTL) as env:
+        env.worker(pool)
+        env.send("retry", "a", ["hold"], expect="once")
+        body = env.body("a")
+        env.wait("key")
+        with env.schedule.during("empty") as fault:
+            env.store.stop()
+            env.store.start()
+        until(lambda: env.held(body) and _back(env, fault.until), "re-taken", TTL)
+        env.measured(
+            f"10 store lost its data, alone, {pool}: re-taken",
+            env.limits.heal,
+            _back(env, fault.until) - fault.until,
+        )
+        _waited_for(env, body, TTL)
+        assert not env.ledger.events("lost")
+        env.settle()
+
+
+def _waited_for(env: WorkerEnvironment, body: Event, seconds: float) -> None:
+    """See to it that a duplicate waits for this body: for so many seconds, then it is let go."""
+    again = env.send("retry", "a", ["sleep"], expect="once")
+    env.stay_held(seconds, body)
+    env.go("a")
+    again.get(timeout=10)
+
+
+def _renewed(env: WorkerEnvironment, *by: bool) -> None:
+    """Wait until the first body's lease is renewed anew: by its own process (true), by that's main process (false)."""
+    begin, run = now(), _first(env)["run"]
+
+    def fresh(own: bool) -> bool:
+        sent = env.ledger.events("store", verb="renew", run=run, own=own, sent=True)
+        return any(event["at"] > begin for event in sent)
+
+    for own in by:
+        until(lambda own=own: fresh(own), "renewed: the next time is a while off", TTL)  # type: ignore[misc]
+
+
+def _back(env: WorkerEnvironment, after: float) -> float:
+    """When something was first done for the first body's lease after this time (its very acquire may be missed)."""
+    done = [event["at"] for event in env.ledger.events("store", run=_first(env)["run"]) if event["does"]]
+    return float(next((at for at in done if at > after), 0.0))
+
+
+def _second(env: WorkerEnvironment) -> float:
+    """When the second body began, if it has."""
+    starts = env.ledger.events("start")
+    return float(starts[1]["at"]) if len(starts) > 1 else 0.0
+
+
+@pytest.mark.parametrize("run", ["short", "long"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
+    """Whoever was not alone meanwhile is told, and has its lease again once the other is over; the next one waits for it."""
+    with _holding(pool, second=RUNS[run]) as env:
+        first = _first(env)
+        _renewed(env, *RENEWERS[pool])
+        with env.schedule.during("empty") as fault:
+            env.store.stop()
+            env.store.start()
+        second = env.body("a", 2)
+        lost = env.wait("lost", run=first["run"])
+        over = env.end(second)
+        told = lost["at"] - fault.until
+        env.measured(f"10 store lost its data, a {run} run, {pool}: told", env.limits.heal, told)
+        until(lambda: env.held(first) and _back(env, over["at"]), "re-taken", TTL)
+        if run == "long":
+            assert lost["at"] < over["at"]
+            late = _back(env, over["at"]) - over["at"]
+            env.measured(f"10 store lost its data, {pool}: taken again after a long run", TTL / 12 + 1.0, late)
+        _waited_for(env, first, TTL)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_lease_of_nobody(pool: str) -> None:
+    """A claim granted after its sender gave up looks like another's lease; once it is given back its holder has its own again."""
+    with WorkerEnvironment(ttl=TTL) as env:
+        env.worker(pool)
+        env.send("retry", "a", ["hold"], expect="once")
+        body = env.body("a")
+        env.wait("key")
+        base, _, digest = body["key"].rpartition(":lock:")
+        nobody = LeaseRequest(base, digest, "0" * 32, 60.0, "nobody")
+        store = RedisStore(connector(env.store.url(), {}))
+        _renewed(env, *RENEWERS[pool])
+        with env.schedule.during("empty"):
+            env.store.stop()
+            env.store.start()
+        with contextlib.closing(env.client()) as client:
+            until(lambda: any(one["cmd"] == "monitor" for one in client.client_list()), "the probe is back")
+        assert AcquireStatus.GRANTED is store.acquire(nobody).answer
+        env.wait("lost", run=body["run"])
+        given_back = now()
+        store.release(nobody, success=False)
+        store.close()
+        until(lambda: env.held(body) and _back(env, given_back), "re-taken", TTL)  # each is another probe's
+        late = _back(env, given_back) - given_back
+        env.measured(f"10 met a lease of nobody, {pool}: taken again", TTL / 12 + 1.0, late)
+        _waited_for(env, body, TTL)
+        env.settle()
+
+
+def test_restarted_empty_and_the_body_over() -> None:
+    """For a body that is over nothing is taken, though its task's end is still to come."""
+    with WorkerEnvironment(ttl=TTL) as env:
+        env.worker(concurrency=1)
+        env.worker("threads", options=("-Q", "two"))
+        env.send("lingering", "a", ["sleep", 1.0], expect="once")
+        body = env.body("a")
+        env.gone(body)
+        with env.schedule.during("empty"):
+            env.store.stop()
+            env.store.start()
+        env.last(env.limits.heal)
+        env.send("lingering", "a", ["sleep"], expect="once", queue="two")
+        assert env.body("a", 2)["at"] < env.end(body)["at"] + LINGER
+        env.last(LINGER, env.end(body)["at"])
+        env.settle()
+
+
+def test_restarted_with_data(tmp_path: Path) -> None:
+    """The lease is still there, is renewed further, and nobody is told of a loss."""
+    with _holding(store=("--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path))) as env:
+        with env.schedule.during("restart"):
+            env.store.stop()
+            env.store.start()
+        _untouched(env, 2 * TTL)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_stopped_for_half_a_ttl(pool: str) -> None:
+    """Nothing is lost."""
+    with _holding(pool) as env:
+        with env.schedule.during("pause"):
+            env.store.pause()
+            env.last(TTL / 2)
+            env.store.resume()
+        _untouched(env, TTL)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_stopped_for_three_ttl(pool: str) -> None:
+    """The loss is told while the store is away; afterwards one of the two has the lease, and the other does not run with it."""
+    with _holding(pool, ttl=4.0) as env:
+        with env.schedule.during("outage") as fault:
+            env.store.pause()
+            lost = env.wait("lost", 8.0)
+            env.measured(f"10 store away, {pool}: loss told", 4.0 + 1.0, since(fault, lost["at"]), at_least=2.3)
+            env.last(12, fault.at)
+            env.store.resume()
+        had = until(lambda: _back(env, fault.until) or _second(env), "somebody has it", 10)
+        env.measured(f"10 store away, {pool}: one of the two has it again", env.limits.heal, had - fault.until)
+        assert 1 == len(env.ledger.events("lost"))
+
+
+def test_stopped_for_three_ttl_alone() -> None:
+    """Where nobody else wants it, the lost lease is taken again, so that no duplicate runs from then on."""
+    with WorkerEnvironment(ttl=4.0) as env:
+        env.worker()
+        env.send("retry", "a", ["hold"], expect="once")
+        body = env.body("a")
+        with env.schedule.during("outage") as fault:
+            env.store.pause()
+            env.last(12)
+            env.store.resume()
+        until(lambda: env.held(body) and _back(env, fault.until), "re-taken", 5)
+        env.measured("10 store away, alone: re-taken", env.limits.heal, _back(env, fault.until) - fault.until)
+        _waited_for(env, body, 4)
+        assert 1 == len(env.ledger.events("lost"))
+        env.settle()
+
+
+@contextlib.contextmanager
+def _stopped_child(ttl: float) -> Iterator[tuple[WorkerEnvironment, Event]]:
+    """Give an environment on which body ``a`` holds in a child that is stopped within the block and goes on after it."""
+    with WorkerEnvironment(ttl=ttl) as env:
+        env.worker(concurrency=1)
+        env.worker("threads", options=("-Q", "two"))
+        env.send("retry", "a", ["hold"])
+        body = env.body("a")
+        env.wait("key")
+        with env.child_stopped(body["pid"]):
+            yield env, body
+        env.settle()
+
+
+def test_restarted_empty_beside_a_stopped_child() -> None:
+    """Nobody takes the lease again for a child that is stopped; it is told when it goes on, and has its lease again."""
+    with _stopped_child(TTL) as (env, body):
+        with env.schedule.during("empty"):
+            env.store.stop()
+            env.store.start()
+        env.send("retry", "a", ["sleep", BRIEF], expect="once", queue="two")
+        env.end(env.body("a", 2))
+        env.last(TTL)
+        assert not env.held(body)
+        woken = now()
+        os.kill(body["pid"], signal.SIGCONT)
+        lost = env.wait("lost", run=body["run"])
+        env.measured("10 store lost its data beside a stopped child: told after waking", 1.5, lost["at"] - woken)
+        until(lambda: env.held(body) and _back(env, woken), "re-taken", TTL)
+        env.go("a")
+
+
+def test_unlocked_beside_a_stopped_child() -> None:
+    """What an operator took from a body that hangs is not taken again for it; it is told when it goes on."""
+    with _stopped_child(2) as (env, body):
+        with env.schedule.during("unlock"):
+            holder = env.app.tasks["retry"].force_unlock("a")
+        assert holder is not None
+        assert body["task_id"] == holder.task_id
+        env.last(10)
+        assert not env.held(body)
+        woken = now()
+        os.kill(body["pid"], signal.SIGCONT)
+        env.measured("10 unlocked beside a stopped child: told after waking", 1.5, env.wait("lost")["at"] - woken)
+        env.last(5)
+        assert not env.held(body)
+        env.go("a")
+
+
+@pytest.mark.parametrize("command", ["SCRIPT FLUSH", "CLIENT KILL TYPE normal"])
+@pytest.mark.parametrize("pool", POOLS)
+def test_nothing_lost(pool: str, command: str) -> None:
+    """Scripts that are gone and connections that are closed, again and again, are no error."""
+    with _holding(pool, ttl=3.0) as env:
+        kills = []
+        for _ in range(12):
+            begin = now()
+            with contextlib.closing(env.client()) as client, contextlib.suppress(redis.ConnectionError):
+                client.execute_command(*command.split())
+            kills.append((begin, now() + 0.1))
+            _untouched(env, 0.5)
+        errors = [event["at"] for event in env.ledger.events("store error")]
+        # A call meets a connection that was closed before; it may do so once more only where the fresh one is closed just then.
+        explained = [at for at in errors if any(begin <= at <= end for begin, end in kills)]
+        assert errors == ([] if command == "SCRIPT FLUSH" else explained)
+
+
+def test_read_only() -> None:
+    """A server that has become a replica refuses to renew; once it is a master again, all goes on."""
+    with _holding() as env, contextlib.closing(env.client()) as client:
+        with env.schedule.during("refusal"):
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")  # nobody is there: the data stay
+            assert "read only" in env.wait("store error", task_id=_first(env)["task_id"])["error"]
+            env.last(TTL / 3)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+        _untouched(env, TTL)
+
+
+def test_out_of_memory() -> None:
+    """A full store takes no new lease (the task is tried again later); the lease that is held is kept."""
+    with _holding(store=("--maxmemory-policy", "noeviction")) as env, contextlib.closing(env.client()) as client:
+        with env.schedule.during("refusal"):
+            client.config_set("maxmemory", "1")
+            other = env.send("skip", "b", ["sleep"], expect="once")
+            assert "maxmemory" in env.wait("store error", task_id=other.id)["error"]
+            _untouched(env, TTL / 2)
+            client.config_set("maxmemory", "0")
+        _untouched(env, TTL)
+        assert "slept" == other.get(timeout=15)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_slow_store(pool: str) -> None:
+    """Replies that come after 3 s, beyond every bound, are as good as none; shorter than the TTL they lose nothing."""
+    with _holding(pool, ttl=9.0, proxied=True) as env:
+        with env.schedule.during("slow"):
+            env.proxy.delay = 3.0
+            env.wait("store error", 4.5, task_id=_first(env)["task_id"])  # of a renewal
+            env.last(0.5)
+            env.proxy.delay = 0.0
+        _untouched(env, 9.0)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_half_open(pool: str) -> None:
+    """Connections that stay open and say nothing are given up in time, and renewal goes on over new ones."""
+    with _holding(pool, proxied=True) as env:
+        with env.schedule.during("half-open"):
+            env.proxy.hanging.set()
+            env.wait("store error", 3.5, task_id=_first(env)["task_id"])
+            env.last(0.5)
+            env.proxy.silence()  # those of now never speak again
+            env.proxy.hanging.clear()
+        _untouched(env, TTL)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_body_ends_while_the_store_is_away(pool: str) -> None:
+    """What could not be released is released soon after the store's return, and not after a long TTL."""
+    with WorkerEnvironment(ttl=40, proxied=True) as env:
+        env.worker(pool, concurrency=2)
+        result = env.send("skip", "a", ["hold"], expect="once")
+        body = env.body("a")
+        with env.schedule.during("pause") as fault:
+            env.proxy.hanging.set()
+            env.go("a")
+            assert "held" == result.get(timeout=10)
+            env.wait("store error", task_id=body["task_id"])
+            env.last(2)
+            assert env.held(body)
+            env.proxy.hanging.clear()
+        env.measured(f"10 ended while the store was away, {pool}: freed", 4.0, env.gone(body) - fault.until)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        env.settle()
+
+
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize("pool", POOLS)
+def test_reply_lost(pool: str, after: int) -> None:
+    """The store did what it was asked, the reply did not come: no run is lost by that, none runs twice, none is left locked."""
+    with WorkerEnvironment(ttl=TTL, proxied=True) as env:
+        env.worker(pool, concurrency=1)
+        env.send("skip", "warm", ["sleep"], expect="once").get(timeout=10)
+        env.know_scripts()  # a reply that is lost is then none that asks for the script
+        for number, (verb, seconds) in enumerate(
+            {"acquire": 0.5, "renew": TTL, "release": 0.5, "reacquire": TTL * 0.75}.items()
+        ):
+            tag = f"a{number}"
+            env.proxy.drop_reply(_digest(verb), after)
+            result = env.send("skip", tag, ["sleep", seconds], expect="once")
+            sent = now()
+            body = env.body(tag)
+            # A gevent worker whose only greenlet was busy looks for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
+            env.measured(f"10 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
+            if verb == "reacquire":
+                _mark_lost(env, body)
+            assert "slept" == result.get(timeout=20)
+            gone = env.gone(body) if verb != "reacquire" else _freed(env, body)
+            env.measured(f"10 reply to {verb} lost, {pool}: freed", 1.0, since(env.end(body), gone))
+        assert 4 == env.proxy.dropped
+        assert not env.ledger.events("lost")
+        env.settle()
+
+
+def _freed(env: WorkerEnvironment, body: Event) -> float:
+    """When a body's lease was released."""
+    store = partial(env.ledger.events, "store", verb="release", run=body["run"])
+    return float(until(lambda: [event for event in store() if event["does"]], "freed")[0]["at"])
+
+
+def _mark_lost(env: WorkerEnvironment, body: Event) -> None:
+    """Let the store lose a lease, and wait until it was taken again."""
+    until(lambda: env.held(body), "its lease is seen")
+    with env.schedule.during("empty") as fault, contextlib.closing(env.client()) as client:
+        assert client.delete(body["key"])
+    env.gone(body)
+
+    def taken() -> bool:
+        done = env.ledger.events("store", verb="reacquire", run=body["run"])
+        return any(event["does"] and event["at"] > fault.at for event in done)
+
+    until(taken, "re-taken", TTL)
+
+
+def test_renewal_answered_late() -> None:
+    """A lease's deadline counts from before the renewal was sent: it is not believed in for longer than the store keeps it."""
+    with WorkerEnvironment(ttl=TTL, proxied=True) as env:
+        env.worker(concurrency=1)
+        env.send("retry", "a", ["watch"], expect="run")
+        env.body("a")
+        env.know_scripts()
+        before = len(_renewals(env))
+        with env.schedule.during("outage"):
+            env.proxy.delay = 0.9
+            until(lambda: len(_renewals(env)) >= before + 2, "renewed twice", 3 * TTL)
+            env.last(1.2)  # the answer is there
+            env.proxy.hanging.set()
+            ended = env.wait("not held", 2 * TTL)
+            last = _renewals(env)[-1]
+            env.measured("10 last renewal answered late: not held any more", TTL + 0.3, since(last, ended["at"]))
+            env.wait("lost")
+            env.proxy.hanging.clear()
+        env.proxy.delay = 0.0
+        env.go("a")
+        env.settle()
+
+
+def _renewals(env: WorkerEnvironment) -> list[Event]:
+    """Return the renewals that the body's own process has sent."""
+    return env.ledger.events("store", verb="renew", own=True)
+
+
+def _digest(verb: str) -> bytes:
+    from tests.faults.probes import _verbs
+
+    return next(digest for digest, name in _verbs().items() if name == verb).encode()

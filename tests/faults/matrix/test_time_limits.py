@@ -1,0 +1,53 @@
+"""Row 3: time limits, and bodies that swallow what is raised into them: freed when the body is really over, not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.harness import WorkerEnvironment, since
+from tests.servers import until
+
+TTL = 40
+SOON = 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "limits", "how"),
+    [
+        ("hard limit", ["sleep", 60], {"time_limit": 2}, ("SystemExit", "died")),
+        ("hard limit, swallowed", ["swallow", 60], {"time_limit": 2}, ("died",)),
+        ("soft limit", ["sleep", 60], {"soft_time_limit": 1}, ("SoftTimeLimitExceeded",)),
+        ("soft limit, swallowed", ["swallow", 5], {"soft_time_limit": 1}, ("return",)),
+        ("both, soft swallowed", ["swallow", 60], {"soft_time_limit": 1, "time_limit": 3}, ("died",)),
+    ],
+)
+def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple[str, ...]) -> None:
+    """The lease ends with the body."""
+    with WorkerEnvironment(ttl=TTL) as env:
+        env.worker()
+        env.send("skip", "a", act, **limits)
+        body = env.body("a")
+        end = env.end(body)
+        assert end.get("how", "died") in how
+        gone = env.gone(body)
+        released = until(lambda: _releases(env), "MONITOR tells of the release", 5)
+        swallowed = [event["at"] for event in env.ledger.events("swallowed")]  # some moments before a SIGKILL
+        assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
+        assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
+        env.measured(f"3 {name}: lease freed after the body", SOON, since(end, gone))
+        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
+        env.settle()
+
+
+def _releases(env: WorkerEnvironment) -> list[float]:
+    return [event["at"] for event in env.ledger.events("store", verb="release") if event["does"]]
+
+
+def test_hard_limit_under_gevent() -> None:
+    """gevent's own limit ends the greenlet, and the lease with it."""
+    with WorkerEnvironment(ttl=TTL) as env:
+        env.worker("gevent")
+        env.send("skip", "a", ["sleep", 60], time_limit=2)
+        body = env.body("a")
+        env.measured("3 hard limit, gevent: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
+        env.settle()

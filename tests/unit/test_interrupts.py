@@ -1,0 +1,742 @@
+"""LockLost inside a body: at most once, and never after the body's end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockLost
+from celery_singleton_lock.renewal import interrupts as module
+from celery_singleton_lock.renewal.interrupts import _Settled, interrupt_here, run
+from tests.servers import until
+
+SECONDS = 0.8
+
+
+def here(key: str = "k") -> Any:
+    return interrupt_here(key, lambda callback: callback())
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Do this in a thread of its own; answers what it returns, raises what it raises."""
+    outcome: list[Any] = []
+
+    def target() -> None:
+        try:
+            outcome.append((True, work()))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    thread.join(30)
+    assert outcome, "the thread died of an exception that escaped"
+    done, value = outcome[0]
+    if not done:
+        raise value
+    return value
+
+
+@pytest.fixture(params=["main thread", "other thread"])
+def place(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
+    """Where bodies run: a worker of prefork or solo has them in its main thread, one of threads in others."""
+    return in_thread if request.param == "other thread" else lambda work: work()
+
+
+Place = Callable[[Callable[[], Any]], Any]
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGURG)
+    yield
+    signal.signal(signal.SIGURG, before)
+    module._MainThreadInterrupt._earlier = None
+    assert {} == module._running
+
+
+def fire_soon(interrupt: Any, seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, interrupt.fire)
+    timer.start()
+    return timer
+
+
+def test_body_is_interrupted(place: Place) -> None:
+    """LockLost is raised in a body that runs Python code."""
+
+    def work() -> None:
+        interrupt = here()
+        fire_soon(interrupt, 0.02)
+        deadline = time.monotonic() + 5
+        with pytest.raises(LockLost):
+            run(interrupt, lambda: spin(deadline))
+        assert time.monotonic() < deadline
+
+    place(work)
+
+
+def spin(deadline: float) -> None:
+    while time.monotonic() < deadline:
+        pass
+
+
+def test_blocking_call_in_the_main_thread_is_interrupted() -> None:
+    """In the main thread a blocking call ends at once, and the error has the key."""
+    interrupt = here("the-key")
+    fire_soon(interrupt, 0.05)
+    began = time.monotonic()
+    with pytest.raises(LockLost) as lost:
+        run(interrupt, lambda: time.sleep(10))
+    assert time.monotonic() - began < 2
+    assert "the-key" == lost.value.key
+
+
+@pytest.mark.parametrize(
+    "block", [lambda: threading.Event().wait(10), lambda: signal.sigtimedwait({signal.SIGUSR2}, 10)]
+)
+def test_other_blocking_calls(block: Callable[[], Any]) -> None:
+    """Other system calls end, too."""
+    interrupt = here()
+    fire_soon(interrupt, 0.05)
+    began = time.monotonic()
+    with pytest.raises(LockLost):
+        run(interrupt, block)
+    assert time.monotonic() - began < 2
+
+
+def test_value_and_own_error_are_kept(place: Place) -> None:
+    """Without an interrupt the body's value, or its own error of any kind, comes through."""
+
+    def work() -> None:
+        assert 5 == run(here(), lambda: 5)
+        assert run(here(), lambda: None) is None
+        for error in (ValueError("mine"), SystemExit(3), LockLost("own"), KeyboardInterrupt()):
+            with pytest.raises(type(error)) as raised:
+                run(here(), thrower(error))
+            assert error is raised.value
+
+    place(work)
+
+
+def thrower(error: BaseException) -> Callable[[], None]:
+    def body() -> None:
+        raise error
+
+    return body
+
+
+def test_fired_before_and_after_does_nothing(place: Place) -> None:
+    """Fired while no body runs, an interrupt raises nothing, then or later."""
+
+    def work() -> None:
+        interrupt = here()
+        assert 1 == run(interrupt, lambda: 1)
+        interrupt.fire()
+        for _ in range(1000):
+            pass
+        assert 2 == run(here(), lambda: spin(time.monotonic() + 0.02) or 2)
+        interrupt.disarm()
+
+    place(work)
+
+
+def test_body_may_catch_it_and_go_on(place: Place) -> None:
+    """It strikes once: a body that catches it is not struck again."""
+
+    def work() -> None:
+        interrupt = here()
+        caught = []
+
+        def body() -> str:
+            try:
+                spin(time.monotonic() + 5)
+            except LockLost:
+                caught.append(1)
+            spin(time.monotonic() + 0.05)
+            return "went on"
+
+        fire_soon(interrupt, 0.02)
+        assert "went on" == run(interrupt, body)
+        assert [1] == caught
+
+    place(work)
+
+
+def test_nested_bodies(place: Place) -> None:
+    """Only the body whose lock was lost is struck: the outer one's loss leaves an inner body that has ended alone."""
+
+    def work() -> None:
+        outer, inner = here("outer"), here("inner")
+        seen = []
+
+        def body() -> None:
+            fire_soon(inner, 0.02)
+            with pytest.raises(LockLost):
+                run(inner, lambda: spin(time.monotonic() + 5))
+            seen.append("inner lost")
+            spin(time.monotonic() + 0.02)
+            seen.append("outer went on")
+            fire_soon(outer, 0.02)
+            spin(time.monotonic() + 5)
+
+        with pytest.raises(LockLost):
+            run(outer, body)
+        assert ["inner lost", "outer went on"] == seen
+
+    place(work)
+
+
+def test_two_threads_at_once() -> None:
+    """The thread whose body lost its lock is struck, its neighbour not."""
+    mine, ready, results = [], threading.Barrier(3), {}
+
+    def work(name: str) -> None:
+        interrupt = here()
+        mine.append((name, interrupt))
+        ready.wait()
+        try:
+            run(interrupt, lambda: spin(time.monotonic() + 0.3))
+            results[name] = "whole"
+        except LockLost:
+            results[name] = "lost"
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    until(lambda: all(interrupt._armed for _, interrupt in mine))
+    dict(mine)["a"].fire()
+    for thread in threads:
+        thread.join()
+    assert {"a": "lost", "b": "whole"} == results
+
+
+def test_users_own_handler_is_kept() -> None:
+    """A handler that the user had for the signal still gets signals that are not ours."""
+    got = []
+    signal.signal(signal.SIGURG, lambda number, frame: got.append(number))
+    run(here(), lambda: None)
+    signal.raise_signal(signal.SIGURG)
+    assert [signal.SIGURG] == got
+
+    def body() -> str:
+        signal.raise_signal(signal.SIGURG)
+        return "not struck"
+
+    assert "not struck" == run(here(), body)
+    assert 2 == len(got)
+
+
+def test_no_reference_cycle(place: Place) -> None:
+    """An error that comes through leaves no cycle behind that keeps a body's locals alive."""
+    import gc
+    import weakref
+
+    class Big:
+        pass
+
+    def work() -> None:
+        gc.disable()
+        try:
+            gone = weakref.ref(fail())
+        finally:
+            gc.enable()
+        assert gone() is None
+
+    def fail() -> Any:
+        big = Big()
+
+        def body() -> None:
+            raise ValueError(big)
+
+        with pytest.raises(ValueError, match="Big"):
+            run(here(), body)
+        return big
+
+    place(work)
+
+
+class Firing:
+    """Fires interrupts around a given moment, from another thread."""
+
+    def __init__(self) -> None:
+        self._target: tuple[Any, float] | None = None
+        self._over = False
+        self.fired = 0
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self) -> Firing:
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(2e-6)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._over = True
+        self._thread.join()
+        sys.setswitchinterval(self._interval)
+
+    def at(self, interrupt: Any, moment: float) -> None:
+        self._target = (interrupt, moment)
+
+    def _work(self) -> None:
+        while not self._over:
+            if self._target is None:
+                continue
+            interrupt, moment = self._target
+            self._target = None
+            while time.perf_counter() < moment:
+                pass
+            interrupt.fire()
+            self.fired += 1
+
+
+def hammer(
+    body: Callable[[float, list[str]], Any], check: Callable[[list[str], Any, BaseException | None], None]
+) -> None:
+    """Run a body many times with an interrupt fired just about its end; nothing may strike outside of `run`.
+
+    The body's length is steered to where about half of the interrupts strike, on any machine; on a busy one that takes longer.
+    """
+    length = 1e-4
+    met: set[bool] = set()
+    with Firing() as firing:
+        began = time.perf_counter()
+        while (now := time.perf_counter()) < began + SECONDS or (len(met) < 2 and now < began + 20 * SECONDS):
+            interrupt, marks = here(), []
+            value: Any = None
+            error: BaseException | None = None
+            before = firing.fired
+            begin = time.perf_counter()
+            end = begin + length
+            try:
+                firing.at(interrupt, begin + random.uniform(2e-5, 6e-5))
+                value = run(interrupt, lambda end=end, marks=marks: body(end, marks))
+            except (LockLost, ValueError) as raised:
+                error = raised
+            check(marks, value, error)
+            struck = bool(marks) or isinstance(error, LockLost)
+            met.add(struck)
+            length = min(max(length * (0.9 if struck else 1.1), 1e-5), 0.05)
+            while firing.fired == before:  # bytecodes in which a late strike would show
+                pass
+            for _ in range(20):
+                pass
+
+
+def busy(end: float) -> None:
+    while time.perf_counter() < end:
+        pass
+
+
+def test_hammer_value(place: Place) -> None:
+    """Whenever the interrupt fires: the body's value comes through, or LockLost does; nothing strikes later."""
+    lost = []
+
+    def body(end: float, marks: list[str]) -> str:
+        busy(end)
+        return "value"
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        assert isinstance(error, LockLost) or (error is None and "value" == value)
+        lost.append(error is not None)
+
+    place(lambda: hammer(body, check))
+    assert 0 < sum(lost) < len(lost), "the hammer must meet both"
+
+
+def test_hammer_own_error(place: Place) -> None:
+    """Whenever it fires: a body that fails by itself fails with its own error, or with LockLost while it ran."""
+
+    def body(end: float, marks: list[str]) -> None:
+        busy(end)
+        raise ValueError
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        assert isinstance(error, (ValueError, LockLost))
+        kinds.add(type(error))
+
+    kinds: set[type] = set()
+    place(lambda: hammer(body, check))
+    assert {ValueError, LockLost} == kinds, "the hammer must meet both"
+
+
+def test_hammer_that_catches(place: Place) -> None:
+    """A body that catches what strikes in it, and returns, is never reported as lost: after its end nothing strikes."""
+
+    def body(end: float, marks: list[str]) -> str:
+        try:
+            busy(end)
+        except LockLost:
+            marks.append("caught")
+        return "value"
+
+    caught = []
+
+    def check(marks: list[str], value: Any, error: BaseException | None) -> None:
+        caught.append(len(marks))
+        assert len(marks) <= 1
+        assert not (marks and error), "struck twice"
+
+    place(lambda: hammer(body, check))
+    assert 0 < sum(caught) < len(caught), "the hammer must meet both"
+
+
+def test_pending_exception_is_settled() -> None:
+    """An asynchronous exception that was set but has not struck when the body ended makes way for one that is caught."""
+
+    def work() -> None:
+        interrupt = here()
+        interrupt.arm()
+        taken = []
+        original = interrupt._set
+
+        def record(exception: Any) -> None:
+            taken.append(exception)
+            if exception is not LockLost:
+                original(exception)
+
+        interrupt._set = record
+        interrupt.fire()
+        interrupt.disarm()
+        interrupt.disarm()
+        assert [LockLost, _Settled] == taken
+
+    in_thread(work)
+
+
+class Cycle:
+    """What the collector finalizes by code in Python, in which an exception is swallowed."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        for _ in range(3):
+            pass
+
+
+def test_exception_that_a_finalizer_swallows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body ends though the collector runs just when a pending exception is settled, and finalizers swallow that."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    before = gc.get_threshold()
+
+    def work() -> None:
+        gc.set_threshold(1)
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            Cycle()
+            interrupt = here()
+
+            def body(interrupt: Any = interrupt) -> None:
+                interrupt.fire()
+                for _ in range(200):
+                    pass
+
+            with contextlib.suppress(LockLost):
+                run(interrupt, body)
+
+    try:
+        in_thread(work)
+    finally:
+        gc.set_threshold(*before)
+
+
+# -- swallowed by a finalizer --------------------------------------------------------------------
+
+LONG = 0.02  # seconds that a finalizer takes: nearly all the time of a body that drops one object after the other
+
+
+class Slow:
+    """Something whose `__del__` takes long, and in which an exception is swallowed."""
+
+    def __init__(self, wait: Callable[[float], object] = time.sleep) -> None:
+        self._wait = wait
+
+    def __del__(self) -> None:
+        self._wait(LONG)
+
+
+class Watched:
+    """Something with a slow callback at its end."""
+
+    def __init__(self) -> None:
+        self.end = weakref.finalize(self, time.sleep, LONG)
+
+
+class SlowCycle(Slow):
+    """Something that the collector alone can find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.itself = self
+
+
+def compute(seconds: float) -> None:
+    spin(time.monotonic() + seconds)
+
+
+def dropping(make: Callable[[], object]) -> Callable[[], None]:
+    """A body that drops one object after the other, for three seconds."""
+
+    def body() -> None:
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            make()
+
+    return body
+
+
+def collecting() -> None:
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        SlowCycle()
+        gc.collect()
+
+
+def weak_callback() -> None:
+    """The callback of a weak reference is swallowed in the same way."""
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        it = Nothing()
+        reference = weakref.ref(it, lambda _: time.sleep(LONG))
+        del it
+        del reference
+
+
+class Nothing:
+    """An object without a finalizer."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        dropping(Slow),
+        dropping(lambda: Slow(compute)),
+        dropping(Watched),
+        collecting,
+        weak_callback,
+        dropping(lambda: [Slow(), Slow(), Slow()]),
+    ],
+    ids=["waits", "computes", "weakref.finalize", "collected", "weak callback", "several"],
+)
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_swallowed_interrupt_comes_again(place: Place, body: Callable[[], None]) -> None:
+    """An interrupt that a finalizer swallows is raised again in the body, soon, and reported to nobody as ignored."""
+
+    def work() -> None:
+        interrupt = here()
+        began = time.monotonic()
+        fire_soon(interrupt, LONG / 2)
+        with pytest.raises(LockLost):
+            run(interrupt, body)
+        assert time.monotonic() - began < 20 * LONG
+
+    place(work)
+
+
+def test_caught_interrupt_does_not_come_again(place: Place) -> None:
+    """A body that catches it is not struck by it again, whatever its finalizers do, its own LockLost included."""
+
+    class Raising:
+        def __del__(self) -> None:
+            raise LockLost("the user's own")
+
+    def work() -> None:
+        interrupt, ignored = here(), []
+        caught = []
+
+        def body() -> str:
+            try:
+                spin(time.monotonic() + 5)
+            except LockLost as error:
+                caught.append(error)
+            for _ in range(5):
+                Slow()
+                Raising()
+            spin(time.monotonic() + 0.05)
+            return "went on"
+
+        sys.unraisablehook = lambda unraisable: ignored.append(str(unraisable.exc_value))
+        fire_soon(interrupt, 0.02)
+        assert "went on" == run(interrupt, body)
+        assert 1 == len(caught)
+        assert 5 == len(ignored)
+        assert "the user's own" in ignored[0]
+
+    earlier = sys.unraisablehook
+    try:
+        place(work)
+    finally:
+        sys.unraisablehook = earlier
+
+
+def test_swallowed_at_the_end(place: Place) -> None:
+    """One that is swallowed where the body ends strikes nothing after it."""
+
+    def work() -> None:
+        for _ in range(20):
+            interrupt = here()
+
+            def body() -> str:
+                last = Slow()
+                return "value" if last else ""
+
+            fire_soon(interrupt, LONG / 2)
+            with contextlib.suppress(LockLost):
+                assert "value" == run(interrupt, body)
+            spin(time.monotonic() + LONG)
+
+    place(work)
+
+
+def test_other_ignored_exceptions_reach_the_earlier_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook that was there before an interrupt was armed gets what is not ours, and that alone, also in nested bodies."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append(unraisable.exc_type))
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    def body() -> None:
+        Failing()
+        assert 1 == run(here(), lambda: 1)
+        Failing()
+
+    run(here(), body)
+    Failing()
+    assert [ZeroDivisionError] * 3 == ignored
+
+
+def test_hook_that_chains_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who puts a hook of theirs before ours is called once for each exception, and an interrupt still comes again."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: ignored.append("first"))
+    run(here(), lambda: None)
+    ours = sys.unraisablehook
+
+    def theirs(unraisable: Any) -> None:
+        ignored.append("theirs")
+        ours(unraisable)
+
+    monkeypatch.setattr(sys, "unraisablehook", theirs)
+
+    class Failing:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    interrupt = here()
+    fire_soon(interrupt, LONG / 2)
+    with pytest.raises(LockLost):
+        run(interrupt, dropping(Slow))
+    assert [] == ignored
+    Failing()
+    assert ["theirs", "first"] == ignored
+
+
+GREEN = """
+import {library}
+{patch}
+import sys, time
+import greenlet
+from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.renewal.interrupts import interrupt_here, run
+
+hub, began = CallbackRunner(), time.monotonic()
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.02)
+
+def victim():
+    interrupt = interrupt_here("key", hub.call_in_loop)
+    interrupts.append(interrupt)
+    def body():
+        while time.monotonic() < began + 10:
+            Slow()
+            time.sleep(0)
+    try:
+        run(interrupt, body)
+    except LockLost as error:
+        seen.append("struck " + error.key)
+
+def bystander():
+    def body():
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            Slow()
+            time.sleep(0)
+    run(interrupt_here("other", hub.call_in_loop), body)
+    seen.append("whole")
+
+seen, interrupts = [], []
+{spawn}(bystander), {spawn}(victim)
+while not interrupts:
+    time.sleep(0.001)
+time.sleep(0.01)
+interrupts[0].fire()
+while len(seen) < 2 and time.monotonic() < began + 12:
+    time.sleep(0.01)
+print(seen, time.monotonic() - began < 5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "patch", "spawn"),
+    [
+        ("gevent.monkey", "gevent.monkey.patch_all()", "gevent.spawn"),
+        ("eventlet", "eventlet.monkey_patch()", "eventlet.spawn"),
+    ],
+)
+def test_swallowed_in_a_greenlet(library: str, patch: str, spawn: str) -> None:
+    """One that a finalizer in a greenlet swallows comes again at that greenlet's next switch, and nowhere else."""
+    code = GREEN.format(library=library, patch=patch, spawn=spawn)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "['struck key', 'whole'] True\n" == ended.stdout, ended.stdout + ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+TRACED = """
+import sys, threading
+from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.renewal.interrupts import interrupt_here, run
+
+def strike():
+    interrupt = interrupt_here("key", None)
+    def body():
+        interrupt.fire()
+        while True:
+            pass
+    try:
+        run(interrupt, body)
+    except LockLost:
+        print("struck")
+
+def traced():
+    print("traced")
+
+thread = threading.Thread(target=strike)
+thread.start()
+thread.join()
+sys.setprofile(lambda *_: None)
+traced()
+"""
+
+
+def test_tracer_after_an_interrupt() -> None:
+    """A process in which a body was interrupted can be traced: CPython 3.11 hangs where such an exception is taken back."""
+    ended = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=30)
+    assert "struck\ntraced\n" == ended.stdout, ended.stderr

@@ -1,0 +1,123 @@
+"""How a worker's main process names deliveries."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.concurrency import get_implementation
+from celery.concurrency.prefork import TaskPool
+from kombu.message import Message
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.context import context_of, replace_context
+from celery_singleton_lock.testing import memory_store
+from celery_singleton_lock.worker import request as worker
+from celery_singleton_lock.worker.bootstep import SingletonStep
+from celery_singleton_lock.worker.delivery import Delivery, delivery_of
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app of which a worker is made here."""
+    app = Celery(broker="memory://", set_as_current=False, changes={"singleton_lock_url": "redis://127.0.0.1:1/0"})
+
+    @app.task(base=SingletonTask, name="x", shared=False)
+    def task() -> None: ...
+
+    start(app)
+    return app
+
+
+def start(app: Celery) -> None:
+    """What a worker's main process does before it forks, and then for each task."""
+    SingletonStep(SimpleNamespace(app=app, pool_cls=TaskPool))
+    task = app.tasks["x"]
+    task.Request = worker.request_class(task.Request, app, SimpleNamespace(pool=TaskPool.__new__(TaskPool)))
+
+
+def received(app: Celery) -> Any:
+    """The request for a message."""
+    task, body = app.tasks["x"], [[], {}, {}]
+    message = Message(headers={"id": "1", "task": "x"}, body=body, content_type="application/json", properties={"a": 1})
+    return task.Request(message, app=app, task=task, body=body, decoded=True, hostname="h")
+
+
+def in_a_fork(look: Callable[[], str]) -> str:
+    """What a child sees."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.write(writer, look().encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        os.waitpid(pid, 0)
+        return answer.read()
+
+
+def sent(request: Any) -> Delivery:
+    """What a child makes of what it is sent."""
+    return delivery_of(Context(pickle.loads(pickle.dumps(request.request_dict))))
+
+
+def test_children_are_sent_the_token(app: Celery) -> None:
+    """Child and main process know the same token of a delivery, each delivery has its own, and none is shown."""
+    first, second = received(app), received(app)
+    for request in (first, second):
+        found, token = sent(request), request._claim(1).token
+        assert Delivery(token, "application/json", False, True) == found
+        assert re.fullmatch("[0-9a-f]{32}", token)
+        assert token not in repr(request.request_dict)
+        assert 1 == request.request_dict["properties"]["a"]
+        assert {"a": 1} == request.message.properties
+    assert first._claim(1).token != second._claim(1).token
+
+
+@pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
+def test_memory_store(app: Celery, pool: str) -> None:
+    """A store in memory is refused in words where bodies run in several processes."""
+    app.conf.singleton_lock_url = "memory://"
+    parent = SimpleNamespace(app=app, pool_cls=get_implementation(pool))
+    replace_context(app, None)
+    if pool in ("prefork", "processes"):
+        with pytest.raises(ConfigurationError, match=r"singleton_lock_url='memory://'.*prefork"):
+            SingletonStep(parent)
+    else:
+        SingletonStep(parent).start(parent)
+
+
+def test_worker_that_was_forked_from_another(app: Celery) -> None:
+    """It has a watcher of its own."""
+
+    def another() -> str:
+        start(app)
+        return str(app.tasks["x"].Request.watcher is context_of(app).watcher)
+
+    assert "True" == in_a_fork(another)
+
+
+def test_another_start_in_the_same_process(app: Celery) -> None:
+    """As after a lost connection to the broker, or beside another app's worker: what children know stays true."""
+    before, kept = app.tasks["x"].Request, received(app)
+    token = sent(kept).token
+    start(app)
+    assert before is app.tasks["x"].Request
+    assert token == sent(kept).token
+
+
+def test_task_whose_runtime_is_another(app: Celery) -> None:
+    """The token does not depend on the app or the store of the process that runs the body."""
+    request = received(app)
+    token = request._claim(1).token
+    with memory_store(app):
+        assert token == sent(request).token == request._claim(1).token
