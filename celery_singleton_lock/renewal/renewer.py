@@ -266,7 +266,7 @@ class Renewer:
 
     def _give_back(self, doubt: _Doubt, timeout: float) -> None:
         if self._store.release(doubt.claim, bool(doubt.success), timeout):
-            self._store.settle(doubt.claim, bool(doubt.success), timeout)
+            self._store.record_outcome(doubt.claim, bool(doubt.success), timeout)
 
     def _renew(self, leases: Sequence[Lease], store: LockStore, take_again: bool = True) -> None:
         sent_at = self._clock()

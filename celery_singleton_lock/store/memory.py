@@ -132,7 +132,7 @@ class MemoryStore:
                 )
             return record.twin and success
 
-    def settle(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
             self._records.pop(claim.ended, None)
             if success:

@@ -116,12 +116,12 @@ class LockStore(Protocol):
         """
 
     def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `settle`).
+        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `record_outcome`).
 
         The copy waits for a TTL; a release sent again lets it wait for another.
         """
 
-    def settle(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         """Tell a waiting copy of the message whether this attempt ended in success, its result stored."""
 
     def holder(self, lock: str) -> Holder | None:

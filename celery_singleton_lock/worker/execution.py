@@ -221,7 +221,7 @@ def _give_back(runtime: ProcessContext, claim: LeaseRequest) -> None:
 def _settle(task: Any, claim: LeaseRequest, success: bool) -> None:
     context_of(task.app).renewer.finished(claim)
     try:
-        context_of(task.app).store.settle(claim, success)
+        context_of(task.app).store.record_outcome(claim, success)
     except StoreError as error:
         logger.warning("Task %s[%s]: a copy of its message may run again: %s", task.name, claim.task_id, error)
         context_of(task.app).renewer.doubt(claim, success)

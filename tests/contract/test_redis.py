@@ -21,8 +21,8 @@ from redis import Redis
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from celery_singleton_lock.store import redis as redis_module
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
@@ -39,8 +39,8 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "renew": lambda store, claim: store.renew([claim]),
     "reacquire": lambda store, claim: store.reacquire(claim, 1),
     "release": lambda store, claim: store.release(claim, success=True),
-    "settle": lambda store, claim: store.settle(claim, success=True),
-    "unsettle": lambda store, claim: store.settle(claim, success=False),
+    "record_outcome": lambda store, claim: store.record_outcome(claim, success=True),
+    "unsettle": lambda store, claim: store.record_outcome(claim, success=False),
     "holder": lambda store, claim: store.holder(claim.lock),
     "free": lambda store, claim: store.revoke(claim.base, claim.lock),
     "eviction_policy": lambda store, claim: store.eviction_policy(),

@@ -439,7 +439,7 @@ def test_copy_after_success_is_dropped(store: LockStore, claim: MakeClaim) -> No
     store.acquire(first)
     store.acquire(copy)
     store.release(first, success=True)
-    store.settle(first, success=True)
+    store.record_outcome(first, success=True)
     assert store.acquire(copy).answer is AcquireStatus.COMPLETED
     assert store.acquire(claim(task_id="same", redelivered=True)).answer is AcquireStatus.COMPLETED
     assert granted(store, claim())
@@ -456,7 +456,7 @@ def test_task_id_that_is_used_again(
     store.acquire(copy)
     store.release(first, success=True)
     if is_settled:
-        store.settle(first, success=True)
+        store.record_outcome(first, success=True)
     assert granted(store, claim(task_id="same", **other))
 
 
@@ -470,7 +470,7 @@ def test_copy_waits_while_the_result_is_being_stored(backing: Backing, claim: Ma
         assert store.release(first, success=True)
         backing.wait(4.0)
         assert store.acquire(copy).answer is AcquireStatus.HELD
-    store.settle(first, success=True)
+    store.record_outcome(first, success=True)
     assert not store.release(first, success=True)
     backing.wait(6.0)
     assert store.acquire(copy).answer is AcquireStatus.COMPLETED
@@ -483,7 +483,7 @@ def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
     store.acquire(first)
     store.acquire(copy)
     store.release(first, success=True)
-    store.settle(first, success=False)
+    store.record_outcome(first, success=False)
     assert granted(store, copy)
     store.release(copy, success=True)
     assert [] == left(backing)
@@ -603,7 +603,7 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     for one in (first, copy, other, again):
         store.acquire(one)
     store.release(first, success=True)
-    store.settle(first, success=True)
+    store.record_outcome(first, success=True)
     store.release(other, success=True)
     freed = claim("freed")
     store.acquire(freed)

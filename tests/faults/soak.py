@@ -133,7 +133,7 @@ class Soak:
         else:
             self._bench.send("skip", tag, act, expect="decided in peace")
 
-    def settle(self, timeout: float) -> None:
+    def record_outcome(self, timeout: float) -> None:
         """Wait until all that must run has run, all that may be skipped is decided on, and no lease is left."""
         ledger = self._bench.ledger
         wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
@@ -225,7 +225,7 @@ def main() -> int:
     with broker() as which, WorkerEnvironment(ttl=TTL, broker=which, proxied=True) as env:
         soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
-        soak.settle(180)
+        soak.record_outcome(180)
         violations = env.verdict()
         events = env.ledger.events()
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))

@@ -132,7 +132,7 @@ class WorkerEnvironment:
         """Wait until a task has one of these states."""
         return until(lambda: (state := result.state) in states and state, f"state in {states}", timeout)
 
-    def settle(self, task_id: str, timeout: float = 20.0) -> None:
+    def record_outcome(self, task_id: str, timeout: float = 20.0) -> None:
         """Wait until no attempt of a task is left at the worker, not even one that waits."""
         until(lambda: self._is_idle(task_id) and self._is_idle(task_id), "settled", timeout, 0.1)
 

@@ -74,7 +74,7 @@ class Store(MemoryStore):
         self.released: list[str] = []
         self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire` and `reacquire`
         self.releasing: list[Callable[[], object]] = []  # what happens to the next calls of `release`
-        self.settling: list[Callable[[], object]] = []  # what happens to the next calls of `settle`
+        self.settling: list[Callable[[], object]] = []  # what happens to the next calls of `record_outcome`
         self.away = False
 
     def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
@@ -95,10 +95,10 @@ class Store(MemoryStore):
             raise StoreUnavailable("away")
         return super().renew(claims, timeout)
 
-    def settle(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if self.settling:
             self.settling.pop(0)()
-        super().settle(claim, success)
+        super().record_outcome(claim, success)
 
     def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
         if self.away:
@@ -552,7 +552,7 @@ def test_dropped_copy_is_logged(singleton: Singleton, store: Store, caplog: pyte
 
     caplog.set_level("INFO", "celery_singleton_lock")
     claim = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
-    store.settle(claim, success=True)
+    store.record_outcome(claim, success=True)
     assert "IGNORED" == deliver(task, delivery_info={"redelivered": True}).info.state
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert line.startswith("Task x[id-1] dropped: ")

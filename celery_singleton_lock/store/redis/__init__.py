@@ -216,7 +216,7 @@ class RedisStore:
         words = _Words(_lock_of(claim), claim.attempt, claim.ended, claim.token, _ms(claim.ttl), "1" if success else "")
         return bool(self._run("release", words, timeout))
 
-    def settle(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
             self._command("SET", claim.ended, "success", "PX", _ms(COMPLETED_TTL), timeout=timeout)
         else:

@@ -26,7 +26,7 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
         # A prefork worker's main process would keep the lease alone: only what the body's process sends shows its thread.
         own = env.ledger.events("store", verb="renew", run=body["run"], own=True)
         assert len(own) >= 4, "the thread renews no more"
-        env.settle()
+        env.record_outcome()
 
 
 @pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
@@ -46,4 +46,4 @@ def test_watch_goes_on(error: str) -> None:
         broken = env.ledger.events("watch broken")
         assert len(broken) >= 2 and {worker.process.pid} == {event["pid"] for event in broken}
         assert not env.ledger.events("lost")
-        env.settle()
+        env.record_outcome()
