@@ -1,50 +1,63 @@
-"""What is told of a lease: one log line and one signal for each thing that happens."""
+"""Logs what happens to leases, and sends the signals for it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 
 
-class EventLogger:
-    """Listens to a `Renewer`.
-
-    Arguments:
-        hub: where users are told of each renewal, if anyone listens.
-    """
-
-    def __init__(self, hub: CallbackRunner) -> None:
-        self._hub = hub
-
-    def renewed(self, lease: Lease) -> None:
-        if signals.lock_renewed.receivers:
-            self._hub.call(partial(send, signals.lock_renewed, lease.task, lease=lease))
-
-    def lost(self, lease: Lease) -> None:
-        logger.warning("Task %s[%s] on %s (pid %d) lost its lock %s and is still running", *_who(lease))
-        send(signals.lock_lost, lease.task, lease=lease)
-
-    def reacquired(self, lease: Lease) -> None:
-        logger.warning("Task %s[%s] on %s (pid %d) took its lock %s again, which was gone from the store", *_who(lease))
-
-    def unreachable(self, lease: Lease, error: StoreError) -> None:
-        logger.warning("Task %s[%s] on %s (pid %d): its lock %s could not be renewed for now: %s", *_who(lease), error)
-        send(signals.store_error, lease.task, key=lease.key, task_id=_who(lease)[1], error=error)
-
-
-def _who(lease: Lease) -> tuple[str, str, str, int, str]:
-    """The task that has, or had, this lease, and where it runs."""
-    assert lease.claim is not None
-    return lease.task.name, lease.claim.task_id, lease.claim.node, lease.claim.pid, lease.key
-
-
 def send(signal: Any, task: Any, **named: Any) -> None:
-    """Send a signal where anyone listens; Celery logs the errors of receivers and goes on."""
+    """Send a signal if it has receivers; Celery logs their errors."""
     if signal.receivers:
         signal.send(sender=task, **named)
+
+
+class EventLogger:
+    """Reports renewal. Log handlers and receivers run apart from the renewal thread, so they cannot delay or end it."""
+
+    def __init__(self, callbacks: CallbackRunner) -> None:
+        self._callbacks = callbacks
+
+    def renewed(self, state: LeaseState) -> None:
+        if signals.lock_renewed.receivers:
+            self._report(_send_for, signals.lock_renewed, state)
+
+    def lost(self, state: LeaseState) -> None:
+        self._report(_log, state, "lost its lock %s and is still running")
+        self._report(_send_for, signals.lock_lost, state)
+
+    def reacquired(self, state: LeaseState) -> None:
+        self._report(_log, state, "reacquired its lock %s, which was missing from the store")
+
+    def unreachable(self, state: LeaseState, error: StoreError) -> None:
+        self._report(_log, state, "could not renew its lock %s: %s", error)
+        self._report(
+            send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
+        )
+
+    def loop_failed(self, error: BaseException) -> None:
+        self._report(logger.error, "A background thread of locks met an error and goes on", exc_info=error)
+
+    def _report(self, call: Callable[..., object], *args: Any, **named: Any) -> None:
+        with suppress(Exception):
+            self._callbacks.call(partial(call, *args, **named))
+
+
+def _send_for(signal: Any, state: LeaseState) -> None:
+    send(signal, state.task, lease=Lease(state.request.lock, state))
+
+
+def _log(state: LeaseState, text: str, *more: object) -> None:
+    request = state.request
+    logger.warning(
+        f"Task %s[%s] on %s (pid %d) {text}",
+        state.task.name, request.task_id, request.node, request.pid, request.lock, *more,
+    )  # fmt: skip

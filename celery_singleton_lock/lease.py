@@ -1,4 +1,4 @@
-"""One attempt's right to run one signature."""
+"""A lease as the body sees it (`Lease`), and what this process knows of it (`LeaseState`)."""
 
 from __future__ import annotations
 
@@ -11,86 +11,104 @@ from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.store.protocol import LeaseRequest
 
 
-class Lease:
-    """What a body sees of its lock, as ``self.lease``.
+class LeaseState:
+    """The state of one lease. Times are in seconds on `now`'s clock.
 
-    It is used once: what ends it (release, or loss) is final. All times are in seconds.
+    Execution creates and ends it, renewal moves its deadline or marks it as lost. Both ends are final.
     """
 
     __slots__ = (
-        "_verify", "claim", "closed", "deadline", "due", "fence", "interrupt", "key", "lost", "owned", "retaking", "task",
-        "ttl",
+        "deadline", "due", "ended", "fence", "interrupt", "lost", "reacquired", "request", "task", "unreleased", "verify"
     )  # fmt: skip
 
-    def __init__(self, key: str, claim: LeaseRequest | None = None, task: Any = None) -> None:
-        #: Key of the lock.
-        self.key = key
-        self.claim = claim  # None: there is no lock to lose
+    def __init__(self, request: LeaseRequest, task: Any = None) -> None:
+        self.request = request
         self.task = task
-        #: How long the lease outlives its last renewal.
-        self.ttl = claim.ttl if claim else 0.0
-        #: Number that only grows from one lease of the task name to the next; 0: there is no lock. For the resource to check.
         self.fence = 0
-        self.owned = False  # the store may have this token: there may be something to give back
+        self.deadline = 0.0  # until then the lock is surely ours
+        self.due = 0.0  # when the next renewal is due
+        self.unreleased = True  # the store may have a lock of this token
         self.lost = False
-        self.closed = False  # the body is over
-        self.deadline = self.due = 0.0
-        self.retaking: Any = None  # a mutex, once the lease has had to be taken again
+        self.ended = False  # the body is over
+        self.reacquired = False  # a call to reacquire was sent, which the store may execute late
         self.interrupt: Any = None
-        self._verify: Callable[[Lease], bool] = _never
+        self.verify: Callable[[LeaseState], bool] = lambda state: False
+
+    def granted(self, sent_at: float, fence: int, verify: Callable[[LeaseState], bool]) -> None:
+        """Note a grant whose call was sent at this time; `verify` asks the store whether it still holds."""
+        self.fence = fence
+        self.verify = verify
+        self.renewed(sent_at)
+
+    def renewed(self, sent_at: float) -> None:
+        """Note a renewal whose call was sent at this time."""
+        self.deadline = sent_at + self.request.ttl
+        self.due = sent_at + self.request.ttl / 3
+
+    def is_active(self) -> bool:
+        """Tell whether the lease is to be renewed, or reacquired."""
+        return self.unreleased and not self.ended
+
+    def call_timeout(self, time: float) -> float:
+        """Return how long a call to renew may take: a sixth of the TTL, and not past a deadline that lies ahead."""
+        left = self.deadline - time
+        return min(self.request.ttl / 6, left) if left > 0 and not self.lost else self.request.ttl / 6
+
+    @property
+    def held(self) -> bool:
+        return self.unreleased and not self.lost and not self.ended and now() < self.deadline
+
+
+class Lease:
+    """The lock of a task, as its body sees it: ``self.lease``."""
+
+    __slots__ = ("_key", "_state")
+
+    def __init__(self, key: str, state: LeaseState | None = None) -> None:
+        self._key = key
+        self._state = state
 
     def __repr__(self) -> str:
         return f"<Lease {self.key} {'held' if self.held else 'not held'}>"
 
     def __reduce__(self) -> tuple[type[Lease], tuple[str]]:
-        """Return how to make a copy or a pickle: of the key alone, with no lock, as the lock belongs to one body."""
+        """Copy and pickle the key alone: the lock belongs to one body."""
         return Lease, (self.key,)
 
-    def granted(self, sent_at: float, fence: int, verify: Callable[[Lease], bool]) -> None:
-        """The store said yes to a call that was sent then; `verify` asks it whether that still holds."""
-        self._verify = verify
-        self.fence = fence
-        self.owned = True
-        self.renewed(sent_at)
+    @property
+    def key(self) -> str:
+        """The lock key; empty outside a body."""
+        return self._key
 
-    def renewed(self, sent_at: float) -> None:
-        """The store put the expiry off by a call that was sent then."""
-        self.deadline = sent_at + self.ttl
-        self.due = sent_at + self.ttl / 3
+    @property
+    def fence(self) -> int:
+        """A number that only grows from one lease of the task name to the next; 0 where no lock was acquired."""
+        return self._state.fence if self._state else 0
 
     @property
     def protected(self) -> bool:
-        """Whether there is a lock at all: not in a direct call or an eager run, nor after ``on_store_error="run"``."""
-        return self.claim is not None
-
-    @property
-    def watched(self) -> bool:
-        """Whether the worker's main process renews the lease as well."""
-        return self.claim is not None and self.claim.watched
+        """Whether a lock was acquired: not in a direct call or an eager run, nor after ``on_store_error="run"``."""
+        return self._state is not None
 
     @property
     def held(self) -> bool:
-        """Whether the lock is surely still this task's. Asks nobody; false past the deadline, and for good once lost."""
-        return self.owned and not self.lost and not self.closed and now() < self.deadline
+        """Whether the lock is surely still ours. No I/O; false past the deadline, and for good once lost."""
+        return self._state is not None and self._state.held
 
     @property
     def remaining(self) -> float:
-        """Seconds until the lease is in doubt unless it is renewed; 0 when it is not held."""
-        return max(0.0, self.deadline - now()) if self.held else 0.0
+        """Seconds until the deadline, unless the lease is renewed; 0 when it is not held."""
+        return max(0.0, self._state.deadline - now()) if self._state and self._state.held else 0.0
 
     def ensure(self) -> None:
-        """Go on only while the lock is held; past the deadline, ask the store once.
+        """Return only while the lock is held; past the deadline, ask the store once. Does nothing where `protected` is false.
 
         Raises:
-            LockLost: the lease has ended. Never where there was no lock to lose (see `protected`).
+            LockLost: the lease has ended.
         """
-        if self.protected and not self.held and not self._still_owned():
+        state = self._state
+        if state is None or state.held:
+            return
+        is_over = state.lost or state.ended or state.request.pid != os.getpid()
+        if is_over or not state.verify(state):
             raise LockLost(self.key)
-
-    def _still_owned(self) -> bool:
-        over = self.lost or self.closed or (self.claim is not None and self.claim.pid != os.getpid())
-        return not over and self._verify(self)
-
-
-def _never(lease: Lease) -> bool:
-    return False

@@ -15,8 +15,8 @@ from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
-from celery_singleton_lock.worker import request as worker
-from celery_singleton_lock.worker.execution import LEASE, run_locked
+from celery_singleton_lock.worker.execution import EXECUTION, connect, run_locked
+from celery_singleton_lock.worker.request import request_class
 
 
 class SingletonMixin:
@@ -75,13 +75,17 @@ class SingletonMixin:
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = tuple(throws) if DuplicateTask in throws else (*throws, DuplicateTask)
             _install(cls)
-            worker.prepare(bound)
+            app.steps["worker"].add(
+                "celery_singleton_lock.worker.bootstep:SingletonStep"
+            )  # publishers do not import it
+            connect()
         return bound
 
     @property
     def lease(self: Any) -> Lease:
         """The lock of the body that runs now; one that is not `protected` outside of a body."""
-        return getattr(self.request_stack.top, LEASE, None) or Lease("")
+        execution = getattr(self.request_stack.top, EXECUTION, None)
+        return execution.lease if execution else Lease("")
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call with these arguments.
@@ -113,7 +117,7 @@ class SingletonMixin:
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Called by a worker for each of its tasks; gives each delivery an attempt of its own."""
         if getattr(type(self).__call__, "_singleton", False):
-            self.Request = worker.request_class(self.Request, app, consumer)
+            self.Request = request_class(self.Request, app, consumer)
         return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
 
 
@@ -146,7 +150,7 @@ def _guarded(cls: Any) -> Any:
         # a proxy of the task the current one.
         current = get_current_task()
         is_of_another = current is not None and current.name != self.name
-        if request is None or request.called_directly or is_of_another or hasattr(request, LEASE):
+        if request is None or request.called_directly or is_of_another or hasattr(request, EXECUTION):
             return call(self, *args, **kwargs)
 
         has_begun = False
@@ -178,7 +182,7 @@ def _inside(original: Any) -> Any:
     """`before_start` is called by the tracer before the lock is taken; it is left out then, and called under the lock."""
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        if hasattr(self.request_stack.top, LEASE):
+        if hasattr(self.request_stack.top, EXECUTION):
             original(self, task_id, args, kwargs)
 
     before_start._singleton = True  # type: ignore[attr-defined]

@@ -157,7 +157,7 @@ class MemoryStore:
     def eviction_policy(self) -> str:
         return "noeviction"
 
-    def clone(self, limit: int) -> MemoryStore:
+    def clone(self) -> MemoryStore:
         return self
 
     def close(self) -> None:

@@ -133,7 +133,7 @@ class LockStore(Protocol):
     def eviction_policy(self) -> str:
         """The store's eviction policy; ``noeviction`` keeps locks safe."""
 
-    def clone(self, limit: int) -> LockStore:
+    def clone(self) -> LockStore:
         """A store on the same data with its own connections, at most so many."""
 
     def close(self) -> None:

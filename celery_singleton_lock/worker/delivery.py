@@ -1,6 +1,7 @@
-"""A name for each delivery of a message, known to the worker's main process and to the process that runs the body.
+"""What identifies one delivery of a message: its token.
 
-The main process makes it and puts it into the request as a plain tuple, which is quick to pickle on the way to a prefork child.
+Two deliveries of one task id can run at once, and what a message carries can be copied. So the main process makes the token,
+and puts it into the request as a plain tuple, which goes to a prefork child with it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-#: Where a request carries its attempt: among the message's properties, which no retry publishes again.
+#: Where a request carries its delivery: among the message's properties, which no retry publishes again.
 PROPERTY = "singleton"
-
-#: Header of a message that was published again by us: how often, how many seconds of delay so far, and how many looks.
-POSTPONED = "singleton_postponed"
 
 
 class _Secret(str):
@@ -41,7 +39,7 @@ class Delivery:
         token: its secret.
         content_type: of the message's body; None where that is not known.
         events: whether the worker sends task events.
-        watched: whether the main process renews and releases what this attempt holds.
+        watched: whether a supervisor renews and releases its lease as well.
     """
 
     token: str = field(default_factory=new_token, repr=False)
@@ -50,12 +48,12 @@ class Delivery:
     watched: bool = False
 
     def __reduce__(self) -> tuple[Callable[..., Delivery], tuple[()]]:
-        """Make every copy and pickle an attempt of its own, without the token."""
+        """Make every copy and pickle a delivery of its own, without the token."""
         return partial(Delivery, content_type=self.content_type, events=self.events), ()
 
 
 def delivery_of(request: Any) -> Delivery:
-    """Return the attempt that a request's worker has named, or a new one."""
+    """Return the delivery that a request's worker has named, or a new one."""
     found = (request.properties or {}).get(PROPERTY)
     if isinstance(found, tuple):  # as it was sent
         found = request.properties[PROPERTY] = Delivery(*found)

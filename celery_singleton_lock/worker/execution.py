@@ -1,10 +1,9 @@
-"""What happens around a body: acquire, renew, run, release."""
+"""What happens around a body: acquire, renew, run, release; and at `task_postrun`, whatever is left to do."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from celery.signals import task_postrun
@@ -16,27 +15,47 @@ from celery_singleton_lock.config.task_config import TaskConfig, config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.renewal.interrupts import interrupt_here
-from celery_singleton_lock.renewal.interrupts import run as run_interruptible
+from celery_singleton_lock.renewal.interrupts import interrupt_here, run
+from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
-from celery_singleton_lock.worker.delivery import POSTPONED, delivery_of
+from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
-from celery_singleton_lock.worker.republish import is_redelivered
+from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
 
 Body = Callable[[], Any]
 
-#: Attribute of a request: the lease of its body.
-LEASE = "_singleton_lease"
-#: Attribute of a request: a claim that the store may have granted, though no answer came.
-DOUBT = "_singleton_doubt"
-#: Attribute of a request: the claim of a lease that the store may still hold.
-LEFT = "_singleton_left"
-#: Attribute of a request: what to settle for a waiting copy of its message.
-TWIN = "_singleton_twin"
+#: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
+EXECUTION = "_singleton_execution"
 
-_NONE = Lease("")  # there is nothing that could change it
+
+class Execution:
+    """What is known of one delivery's lock, until `task_postrun`.
+
+    Attributes:
+        lease: what the body sees.
+        state: of the lease; None where no lock is acquired.
+        context: of this process.
+        pending: a release that `task_postrun` has to complete.
+    """
+
+    __slots__ = ("context", "lease", "pending", "state")
+
+    def __init__(self) -> None:
+        self.lease = Lease("")
+        self.state: LeaseState | None = None
+        self.context: ProcessContext | None = None
+        self.pending: PendingRelease | None = None
+
+    def __reduce__(self) -> tuple[type[Execution], tuple[()]]:
+        """Make copies and pickles empty: a copied request has nothing to release, and no token."""
+        return Execution, ()
+
+
+def connect() -> None:
+    """Have `after_run` called after each task; connecting again has no effect."""
+    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
 
 
 def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
@@ -51,177 +70,151 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     Raises:
         BaseException: what the body raises, or what its policy says for a duplicate.
     """
-    setattr(request, LEASE, _NONE)
+    execution = Execution()
+    setattr(request, EXECUTION, execution)
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
-    plan = config_for(task)
-    if not plan.options.singleton:
+    config = config_for(task)
+    if not config.options.singleton:
         return body()
-    attempt = delivery_of(request)
-    runtime = context_of(task.app, single=attempt.watched)
-    claim = LeaseRequest(
-        plan.base,
-        plan.digest(args, kwargs),
-        attempt.token,
-        plan.options.lock_ttl,
+    delivery = delivery_of(request)
+    context = context_of(task.app, single=delivery.watched)
+    wanted = LeaseRequest(
+        config.base,
+        config.digest(args, kwargs),
+        delivery.token,
+        config.options.lock_ttl,
         request.id,
         request.hostname or gethostname(),
-        runtime.pid,
-        attempt.watched,
+        context.pid,
+        delivery.watched,
         is_redelivered(request),
     )
-    try:
-        return _acquire_and_run(task, request, plan, runtime, claim, body)
-    except BaseException:
-        if getattr(request, DOUBT, None) or getattr(request, LEASE, _NONE).owned:
-            ask_for_after_run()
-        raise
+    execution.context = context
+    return _acquire_and_run(task, request, config, context, execution, LeaseState(wanted, task), body)
 
 
 def _acquire_and_run(
-    task: Any, request: Any, plan: TaskConfig, runtime: ProcessContext, claim: LeaseRequest, body: Body
+    task: Any,
+    request: Any,
+    config: TaskConfig,
+    context: ProcessContext,
+    execution: Execution,
+    state: LeaseState,
+    body: Body,
 ) -> Any:
-    setattr(request, DOUBT, claim)
+    execution.state = state  # from now on `after_run` releases what the store may have granted
     try:
-        verdict, sent_at = _acquire(runtime, claim)
+        result, sent_at = _acquire(context, state.request)
     except StoreError as error:
-        ask_for_after_run()
-        handle_store_error(task, request, plan.options, claim.lock, error)
-        setattr(request, LEASE, Lease(claim.lock))
+        handle_store_error(task, request, config.options, state.request.lock, error)
+        execution.lease = Lease(state.request.lock)
         return body()
-    if verdict.answer is not AcquireStatus.GRANTED:
-        setattr(request, DOUBT, None)
-        return handle_duplicate(task, request, plan.options, claim, verdict)
-    lease = Lease(claim.lock, claim, task)
-    lease.granted(sent_at, verdict.fence, runtime.renewer.verify)
-    setattr(request, LEASE, lease)
-    setattr(request, DOUBT, None)
-    return _run_body(request, plan, runtime, lease, body)
+    if result.answer is not AcquireStatus.GRANTED:
+        state.unreleased = False
+        return handle_duplicate(task, request, config.options, state.request, result)
+    state.granted(sent_at, result.fence, context.body_renewal.verify)
+    execution.lease = Lease(state.request.lock, state)
+    return _run_body(request, config, context, execution, state, body)
 
 
-def _acquire(runtime: ProcessContext, claim: LeaseRequest) -> tuple[AcquireResult, float]:
-    """The answer, and when it was asked for. A grant that came too late to be trusted is asked for again.
+def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
+    """Return the answer, and when its call was sent. A grant that came too late to be trusted is asked for again.
 
     Raises:
         StoreError: the store did not answer in time, or refused.
     """
     for _ in range(2):
         sent_at = now()
-        verdict = runtime.store.acquire(claim)
-        if verdict.answer is not AcquireStatus.GRANTED or now() < sent_at + claim.ttl:
-            return verdict, sent_at
+        result = context.store.acquire(wanted)
+        if result.answer is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
+            return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")
 
 
-def _run_body(request: Any, plan: TaskConfig, runtime: ProcessContext, lease: Lease, body: Body) -> Any:
-    if request.headers and POSTPONED in request.headers:  # not for the task's own retries
-        request.headers = {name: value for name, value in request.headers.items() if name != POSTPONED}
+def _run_body(
+    request: Any, config: TaskConfig, context: ProcessContext, execution: Execution, state: LeaseState, body: Body
+) -> Any:
+    forget_retry_state(request)  # the task's own retries do not carry it on
     success = False
     try:
-        if plan.options.on_lock_lost == "raise":
-            lease.interrupt = interrupt_here(lease.key, runtime.hub.call_in_loop)
-        runtime.renewer.add(lease)
-        send(signals.lock_acquired, lease.task, lease=lease)
-        result = body() if lease.interrupt is None else _run(lease, body)
+        if config.options.on_lock_lost == "raise":
+            state.interrupt = interrupt_here(state.request.lock, context.callbacks.call_in_loop)
+        context.renewer.add(state)
+        send(signals.lock_acquired, state.task, lease=execution.lease)
+        result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
         return result
     finally:
-        release(request, runtime, lease, success)
+        _release(context, execution, state, success)
 
 
-def _run(lease: Lease, body: Body) -> Any:
+def _run_interruptible(state: LeaseState, body: Body) -> Any:
     def unless_lost() -> Any:
-        if lease.lost:  # before the interrupt was armed
-            raise LockLost(lease.key)
+        if state.lost:  # before the interrupt was armed
+            raise LockLost(state.request.lock)
         return body()
 
     try:
-        return run_interruptible(lease.interrupt, unless_lost)
+        return run(state.interrupt, unless_lost)
     except LockLost as error:
-        error.args = error.args or (lease.key,)  # CPython's asynchronous exceptions come without arguments
+        error.args = error.args or (state.request.lock,)  # CPython's asynchronous exceptions come without arguments
         raise
 
 
-def release(request: Any, runtime: ProcessContext, lease: Lease, success: bool) -> None:
-    """Give a lease back, once; where the store is away, as soon as it is back, unless it has expired by then.
-
-    Arguments:
-        request: of the task whose body is over.
-        runtime: where the lease is renewed.
-        lease: what to give back.
-        success: whether the body returned.
-    """
-    claim = lease.claim
-    if claim is None or claim.pid != os.getpid():  # a process that the body forked owns nothing
+def _release(context: ProcessContext, execution: Execution, state: LeaseState, success: bool) -> None:
+    """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
+    request = state.request
+    if request.pid != os.getpid():  # a process that the body forked owns nothing
         return
-    runtime.renewer.remove(lease)
-    if lease.retaking is not None:  # by a call that the store may come to yet
-        _leave(request, LEFT, claim)
-    if not lease.owned:
-        return
-    try:
-        if runtime.store.release(claim, success):
-            _leave(request, TWIN, claim)
-            runtime.renewer.finishing(claim)
-    except StoreError as error:
-        logger.warning(
-            "Task %s[%s]: its lock %s could not be released: %s", lease.task.name, claim.task_id, lease.key, error
-        )
-        send(signals.store_error, lease.task, key=lease.key, task_id=claim.task_id, error=error)
-        _leave(request, LEFT, claim)
-    else:
-        if not lease.lost:
-            send(signals.lock_released, lease.task, lease=lease)
-    lease.owned = False
-
-
-def ask_for_after_run() -> None:
-    """Have `after_run` called from now on in this process; not before something is left, as Celery's way to a receiver is long.
-
-    Once, however often it is asked for; of a weak receiver Celery would keep a finalizer each time.
-    """
-    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
-
-
-def _leave(request: Any, name: str, claim: LeaseRequest) -> None:
-    ask_for_after_run()  # first, lest a signal comes between
-    setattr(request, name, claim)
+    state.ended = True
+    context.renewer.remove(state)
+    pending = PendingRelease(request, success)
+    if state.unreleased:
+        try:
+            pending.attempt(context.store)
+        except StoreError as error:
+            logger.warning(
+                "Task %s[%s]: its lock %s could not be released: %s",
+                state.task.name,
+                request.task_id,
+                request.lock,
+                error,
+            )
+            send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
+        else:
+            if not state.lost:
+                send(signals.lock_released, state.task, lease=execution.lease)
+    if state.reacquired or (state.unreleased and not pending.confirmed):
+        execution.pending = pending
+        context.renewer.release_later(pending)
+    state.unreleased = False
 
 
 def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    """At `task_postrun`: release what a signal in the wrong moment left, and tell a waiting copy of the message how it ended.
+    """At `task_postrun`: release what an exception in the wrong moment left, and record the outcome for a redelivery.
 
     Arguments:
-        sender: the task that has been traced.
-        state: its end, as the tracer knows it.
+        sender: the task.
+        state: how it ended, as the tracer knows it.
     """
-    task = sender
-    request = getattr(getattr(task, "request_stack", None), "top", None)
-    lease: Lease | None = getattr(request, LEASE, None)
-    if lease is not None and lease.owned:
-        release(request, context_of(task.app), lease, success=False)
-    left: LeaseRequest | None = getattr(request, LEFT, None)
-    if left is not None:
-        context_of(task.app).renewer.doubt(left, success=state == "SUCCESS")
-    doubt: LeaseRequest | None = getattr(request, DOUBT, None)
-    if doubt is not None:
-        _give_back(context_of(task.app), doubt)
-    twin: LeaseRequest | None = getattr(request, TWIN, None)
-    if twin is not None:
-        _settle(task, twin, success=state == "SUCCESS")
+    request = getattr(getattr(sender, "request_stack", None), "top", None)
+    execution: Execution | None = getattr(request, EXECUTION, None)
+    if execution is None or execution.context is None or execution.state is None:
+        return
+    context, lease = execution.context, execution.state
+    if lease.unreleased and lease.deadline:
+        _release(context, execution, lease, success=False)
+    elif lease.unreleased:  # nobody knows whether the store has granted it
+        context.renewer.release_later(PendingRelease(lease.request, False, outcome=False), unanswered=True)
+    if execution.pending is not None:
+        _record_outcome(context, execution.pending, success=state == "SUCCESS")
 
 
-def _give_back(runtime: ProcessContext, claim: LeaseRequest) -> None:
-    """At once, for the message's next delivery; and again later, as the store may come to the claim after that."""
-    with suppress(StoreError):
-        runtime.store.release(claim, success=False)
-    runtime.renewer.doubt(claim)
-
-
-def _settle(task: Any, claim: LeaseRequest, success: bool) -> None:
-    context_of(task.app).renewer.finished(claim)
-    try:
-        context_of(task.app).store.record_outcome(claim, success)
-    except StoreError as error:
-        logger.warning("Task %s[%s]: a copy of its message may run again: %s", task.name, claim.task_id, error)
-        context_of(task.app).renewer.doubt(claim, success)
+def _record_outcome(context: ProcessContext, pending: PendingRelease, success: bool) -> None:
+    pending.outcome = success
+    if pending.redelivery_waits:
+        try:
+            pending.attempt(context.store)
+        except StoreError as error:  # the renewal thread tries again
+            logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)

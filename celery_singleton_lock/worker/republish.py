@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 from celery.app.task import Context
 from kombu.serialization import registry
 
-from celery_singleton_lock.worker.delivery import POSTPONED, PROPERTY, delivery_of
+from celery_singleton_lock.worker.delivery import PROPERTY, delivery_of
+
+#: Header of a message that we published again: its `RetryState`.
+POSTPONED = "singleton_postponed"
 
 #: Seconds until a broker of this kind delivers an unacknowledged message again, where no setting says otherwise.
 _VISIBILITY_TIMEOUTS = {**dict.fromkeys(("redis", "rediss", "redis+socket", "sentinel"), 3600.0), "sqs": 1800.0}
@@ -51,6 +54,12 @@ def retry_state_of(request: Any) -> RetryState:
     # Not `request.headers`: Datadog and older Sentry nest a dict of their own in the headers, and that is all it has then.
     found = request.get(POSTPONED) or {}
     return RetryState(int(found.get("times", 0)), float(found.get("waited", 0)), int(found.get("looks", 0)))
+
+
+def forget_retry_state(request: Any) -> None:
+    """Take our header out of the request, so that the task's own retries do not carry it on."""
+    if request.headers and POSTPONED in request.headers:
+        request.headers = {name: value for name, value in request.headers.items() if name != POSTPONED}
 
 
 def is_redelivered(request: Any) -> bool:
@@ -127,7 +136,7 @@ def _headers(request: Any) -> dict[str, Any]:
     """
     plain = {name: value for name, value in vars(request).items() if name != "headers" and isinstance(value, _SENDABLE)}
     own, seen = _without_dead_letters(Context(plain).headers), _without_dead_letters(request.headers)
-    if not own.keys() <= seen.keys():
+    if own != seen:
         own["headers"] = seen
     return {**own, "parent_id": request.parent_id}
 

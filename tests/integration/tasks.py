@@ -195,7 +195,7 @@ def _copy_request(task: Task, tag: str, seconds: float) -> str:
     copied, pickled = copy.deepcopy(request), pickle.dumps(request)
     shown = f"{copied} {pickle.loads(pickled)}".encode() + pickled + pickle.dumps(copied)
     assert lease.held
-    return "a token was shown" if lease.claim.token.encode() in shown else "copied"
+    return "a token was shown" if lease._state.request.token.encode() in shown else "copied"
 
 
 def _return(task: Task, tag: str, seconds: float) -> str:

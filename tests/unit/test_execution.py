@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from types import FrameType
 from typing import Any
 
-import celery
 import pytest
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.signals import task_postrun
@@ -37,8 +36,8 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.options import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, replace_context
-from celery_singleton_lock.events import EventLogger
-from celery_singleton_lock.renewal import renewer as renewer_module
+from celery_singleton_lock.renewal import loop as loop_module
+from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
@@ -119,17 +118,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
 
 @pytest.fixture
 def store(app: Any, clock: Ahead) -> Iterator[Store]:
-    """The store of `app`, whose renewal thread does not start: tests renew by themselves. Nothing has been left so far."""
-    task_postrun.disconnect(dispatch_uid=execution.__package__)
+    """The store of `app`, whose renewal thread does not start: tests renew by themselves."""
     store = Store(clock)
-    runtime = ProcessContext(settings_of(app.conf), store=store)
-    runtime.renewer = Renewer(store, store, runtime.hub, EventLogger(runtime.hub), clock)
-    runtime.renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
-    replace_context(app, runtime)
+    context = ProcessContext(settings_of(app.conf), store=store)
+    context.body_renewal = BodyRenewal(store, store, context.events, clock)
+    context.renewer = Renewer(store, context.body_renewal, context.events.loop_failed, clock)
+    context.renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
+    replace_context(app, context)
     yield store
-    told = threading.Event()  # all that is still to be told, which the next test must not hear
-    runtime.hub.call(told.set)
-    assert told.wait(5)
+    reported = threading.Event()  # all that is still to be reported, which the next test must not hear
+    context.callbacks.call(reported.set)
+    assert reported.wait(5)
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -137,6 +136,11 @@ def raising(error: BaseException) -> Callable[[], object]:
         raise error
 
     return call
+
+
+def renew_due(task: Any) -> float:
+    """Let the renewal thread do what is due, as it does at once in a worker."""
+    return execution.context_of(task.app).renewer.renew_due()
 
 
 def others(task: Any, *args: Any) -> LeaseRequest:
@@ -147,11 +151,12 @@ def others(task: Any, *args: Any) -> LeaseRequest:
 
 def take(task: Any, lease: Lease) -> None:
     """Let an operator free this lease's lock, another task get it, and the renewer find that out."""
-    store, renewer = execution.context_of(task.app).store, execution.context_of(task.app).renewer
+    context, state = execution.context_of(task.app), lease._state
     task.force_unlock()
-    assert store.acquire(others(task)).answer is AcquireStatus.GRANTED
-    renewer.verify(lease)
-    assert lease.lost
+    assert context.store.acquire(others(task)).answer is AcquireStatus.GRANTED
+    assert state is not None
+    assert not context.body_renewal.verify(state)
+    assert state.lost
 
 
 @contextmanager
@@ -192,6 +197,7 @@ def test_grant_without_an_answer_is_given_back(singleton: Singleton, store: Stor
     if state:
         assert isinstance(result.result, StoreUnavailable)
     assert ([] if state else [False]) == protected
+    renew_due(task)
     assert store.acquired == store.released
     assert_free(task)
 
@@ -205,6 +211,7 @@ def test_grant_without_an_answer_is_given_back_before_the_next_look(singleton: S
 
     store.answering = [raising(StoreUnavailable("the answer was lost"))]
     assert "RETRY" == deliver(task).info.state
+    renew_due(task)
     assert_free(task)
     assert "ran" == deliver(task).retval
 
@@ -221,7 +228,7 @@ def test_outage_that_lasts_changes_no_outcome(singleton: Singleton, store: Store
     assert "ran" == deliver(task).retval
     assert assert_held(task).task_id == "id-1"
     store.away = False
-    execution.context_of(task.app).renewer.renew_due()
+    renew_due(task)
     assert_free(task)
 
 
@@ -234,7 +241,7 @@ def test_grant_that_comes_later_is_given_back(singleton: Singleton, store: Store
     store.answering = [raising(StoreUnavailable("the answer was lost"))]
     deliver(task)
     renewer = execution.context_of(task.app).renewer
-    (claim,) = (doubt.claim for doubt in renewer._doubts.values())
+    (claim,) = (pending.request for pending in renewer._pending._pending.values())
     renewer.renew_due()
     assert store.acquire(claim).answer is AcquireStatus.GRANTED
     clock.advance(claim.ttl / 12)
@@ -291,10 +298,10 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
 
         def release() -> None:
             if arrived:
-                MemoryStore.release(store, self.lease.claim, success)
+                MemoryStore.release(store, self.lease._state.request, success)
             raise StoreUnavailable("no answer")
 
-        claims.append(self.lease.claim)
+        claims.append(self.lease._state.request)
         store.releasing = [release]
         if not success:
             raise ValueError("failed")
@@ -302,7 +309,7 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
     claims: list[LeaseRequest] = []
     copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
-    execution.context_of(task.app).renewer.renew_due()
+    renew_due(task)
     assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(copy).answer
 
 
@@ -317,7 +324,7 @@ def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singlet
     copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
     assert store.acquire(copy).answer is AcquireStatus.HELD
-    execution.context_of(task.app).renewer.renew_due()
+    renew_due(task)
     assert store.acquire(copy).answer is AcquireStatus.COMPLETED
 
 
@@ -328,7 +335,7 @@ def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, sto
         def on_success(self, *_: Any, **__: Any) -> None:
             for _ in range(4):
                 clock.advance(20)
-                execution.context_of(task.app).renewer.renew_due()
+                renew_due(task)
                 answers.append(store.acquire(copy).answer)  # the tracer would swallow an error here
 
     @singleton(name="x", base=Slow, lock_ttl=30)
@@ -340,7 +347,10 @@ def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, sto
     assert deliver(task).info is None
     assert [AcquireStatus.HELD] * 4 == answers
     assert store.acquire(copy).answer is AcquireStatus.COMPLETED
-    assert math.inf == execution.context_of(task.app).renewer.renew_due()
+    for _ in range(2):
+        clock.advance(3)
+        due = renew_due(task)
+    assert math.inf == due
 
 
 def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
@@ -352,9 +362,9 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
         store._records.clear()
         clock.advance(10)
         store.answering = [raising(StoreUnavailable("stopped"))]
-        execution.context_of(task.app).renewer.renew_due()
+        renew_due(task)
         store._records.clear()  # it has not come to that call yet
-        claims.append(self.lease.claim)
+        claims.append(self.lease._state.request)
 
     claims: list[LeaseRequest] = []
     deliver(task)
@@ -381,7 +391,7 @@ def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, s
         clock.advance(3)
         renewer.renew_due()
         assert not self.lease.held
-        claims.append(self.lease.claim)
+        claims.append(self.lease._state.request)
 
     claims: list[LeaseRequest] = []
     renewer = execution.context_of(task.app).renewer
@@ -416,7 +426,7 @@ def test_released_lease_is_out_of_the_renewer_first(
 
     def sweep() -> None:  # that of the body shows that a sweep renews
         clock.advance(15)  # past a third of the TTL, and not past the deadline
-        execution.context_of(task.app).renewer.renew_due()
+        renew_due(task)
 
     @singleton(name="x", lock_ttl=30)
     def task() -> None:
@@ -571,7 +581,7 @@ def test_lost_lease_is_logged_with_its_holder(
     deliver(task)
     key = task.lock_key_for()
     told = threading.Event()
-    execution.context_of(task.app).hub.call(told.set)
+    execution.context_of(task.app).callbacks.call(told.set)
     assert told.wait(5)
     wanted = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running"
     assert wanted in [record.getMessage() for record in caplog.records]
@@ -701,6 +711,7 @@ def test_struck_with_the_grant(singleton: Singleton, store: Store, error: type[B
     with suppress(BaseException):
         deliver(task)
     assert 1 == len(store.acquired)
+    renew_due(task)
     assert_free(task)
 
 
@@ -723,6 +734,7 @@ class Strike:
     def __init__(self, module: Any, left: int) -> None:
         self._file = module.__file__
         self.left = left
+        self.where = ""
 
     def __enter__(self) -> Strike:
         self._before = sys.gettrace()
@@ -745,13 +757,24 @@ class Strike:
             self.left -= 1
             if self.left == 0:
                 sys.settrace(None)
-                raise SystemExit(f"line {frame.f_lineno}")
+                self.where = f"line {frame.f_lineno}"
+                raise SystemExit
         return self._step
 
 
+def struck(strike: Strike, task: Any) -> None:
+    """Deliver a task that is struck."""
+    with strike, suppress(SystemExit):
+        deliver(task)
+
+
+@pytest.mark.parametrize("is_released", [True, False])
 @pytest.mark.parametrize("on_lock_lost", ["warn", "raise"])
-def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_lost: str) -> None:
-    """Wherever around the body an exception strikes, no lock is left, and nothing is renewed any more."""
+def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_lost: str, is_released: bool) -> None:
+    """Wherever around the body an exception strikes, no lock is left, and nothing is renewed any more.
+
+    The same where the store cannot be reached at the first release.
+    """
 
     @singleton(name="x", on_lock_lost=on_lock_lost)
     def task() -> None: ...
@@ -760,61 +783,21 @@ def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_l
     renewer = execution.context_of(app).renewer
     places = 0
     for places in range(1, 10_000):
-        where: object = None
-        task_postrun.disconnect(dispatch_uid=execution.__package__)
-        with Strike(execution, places) as strike:
-            try:
-                deliver(task)
-            except SystemExit as error:
-                where = error
-        assert {} == renewer._leases, f"struck at {where}"
-        assert task.lock_holder() is None, f"struck at {where}"
+        store.releasing = [] if is_released else [raising(StoreUnavailable("away"))]
+        strike = Strike(execution, places)
+        if is_released:
+            struck(strike, task)
+        else:  # CPython may take an error for handled for ever that a tracer strikes in `except`: that thread ends
+            thread = threading.Thread(target=struck, args=(strike, task))
+            thread.start()
+            thread.join()
+        store.releasing.clear()
+        renewer.renew_due()
+        assert {} == renewer._leases, f"struck at {strike.where}"
+        assert task.lock_holder() is None, f"struck at {strike.where}"
         if strike.left > 0:
             break
     assert 200 < places < 5000
-
-
-@pytest.mark.parametrize("away", [False, True])
-def test_celery_calls_back_only_where_something_is_left(singleton: Singleton, store: Store, away: bool) -> None:
-    """Celery calls no receiver of ours after a task that has left nothing: that would cost each task more."""
-
-    @singleton(name="x")
-    def task() -> None:
-        store.away = away
-
-    deliver(task)
-    asked = any(key[0] == execution.__package__ for key, _ in task_postrun.receivers)
-    assert asked == (away or celery.VERSION < (5, 7))
-
-
-@pytest.mark.parametrize("left", ["LEFT", "TWIN"])
-def test_struck_while_something_is_left(
-    singleton: Singleton, store: Store, monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
-    """What is left is seen to by Celery's call, though a signal strikes as soon as it is left."""
-    seen: list[str] = []
-
-    @singleton(name="x")
-    def task() -> None: ...
-
-    def strike(request: Any, name: str, claim: LeaseRequest) -> None:
-        leave(request, name, claim)
-        monkeypatch.setattr(execution, "_leave", leave)
-        raise SystemExit
-
-    def release(claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        if left == "LEFT":
-            raise StoreUnavailable("away")
-        return True  # a copy of the message waits
-
-    leave = execution._leave
-    monkeypatch.setattr(execution, "_leave", strike)
-    monkeypatch.setattr(store, "release", release)
-    monkeypatch.setattr(Renewer, "doubt", lambda *_, **__: seen.append("LEFT"))
-    monkeypatch.setattr(execution, "_settle", lambda *_, **__: seen.append("TWIN"))
-    with suppress(SystemExit):
-        deliver(task)
-    assert left in seen
 
 
 def test_ends_that_leave_something_keep_nothing(singleton: Singleton, store: Store) -> None:
@@ -841,7 +824,7 @@ def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkey
         if len(starts) == 1:
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(renewer_module, "start_native_thread", start)
+    monkeypatch.setattr(loop_module, "start_native_thread", start)
 
     @singleton(name="x")
     def task() -> str:
@@ -898,7 +881,7 @@ def test_released_is_not_told_of_a_lease_past_its_deadline(singleton: Singleton,
         with suppress(LockLost):
             self.lease.ensure()
         store.away = False
-        return self.lease.lost
+        return self.lease._state.lost
 
     with heard(signals.lock_released) as seen:
         assert deliver(task).retval is True
@@ -962,14 +945,14 @@ def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_serv
         nonlocal code
         child = os.fork()
         if not child:
-            self.lease.deadline = 0.0  # nobody renews in a child
+            self.lease._state.deadline = 0.0  # nobody renews in a child
             with suppress(LockLost):
                 self.lease.ensure()
                 return None
             code = 0
             raise SystemExit
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        self.lease.deadline = 0.0
+        self.lease._state.deadline = 0.0
         self.lease.ensure()  # over the connection that the child has not touched
         return status, self.lock_holder().task_id
 
@@ -994,7 +977,9 @@ def wanting(task: Any, store: Store, *args: Any) -> Any:
         with hold(task, *args):
             return deliver(task, *args)
     store.answering = [raising(StoreUnavailable("away"))]
-    return deliver(task, *args)
+    outcome = deliver(task, *args)
+    renew_due(task)
+    return outcome
 
 
 @pytest.mark.parametrize(("options", "error"), WAYS)

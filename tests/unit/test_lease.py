@@ -13,11 +13,13 @@ from celery.app.task import Context
 
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
+from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of
+from celery_singleton_lock.worker.execution import EXECUTION, Execution
 from tests.unit.conftest import Clock
 
-CLAIM = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
+REQUEST = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +29,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def granted(clock: Clock, confirm: bool = False) -> Lease:
-    lease = Lease(CLAIM.lock, CLAIM)
-    lease.granted(clock(), 1, lambda lease: confirm)
-    return lease
+def granted(clock: Clock, verified: bool = False) -> Lease:
+    state = LeaseState(REQUEST)
+    state.granted(clock(), 1, lambda state: verified)
+    return Lease(REQUEST.lock, state)
+
+
+def state_of(lease: Lease) -> LeaseState:
+    assert lease._state is not None
+    return lease._state
 
 
 def test_held_until_the_deadline(clock: Clock) -> None:
@@ -50,14 +57,14 @@ def test_renewed(clock: Clock) -> None:
     clock.advance(10.0)
     sent = clock()
     clock.advance(5.0)
-    lease.renewed(sent)
+    state_of(lease).renewed(sent)
     assert 25.0 == lease.remaining
 
 
 def test_asks_past_the_deadline(clock: Clock) -> None:
     """Past the deadline `ensure` goes by what the store says."""
     for owned in (True, False):
-        lease = granted(clock, confirm=owned)
+        lease = granted(clock, verified=owned)
         clock.advance(31.0)
         if owned:
             lease.ensure()
@@ -67,12 +74,12 @@ def test_asks_past_the_deadline(clock: Clock) -> None:
             assert lease.key == lost.value.key
 
 
-@pytest.mark.parametrize("end", ["lost", "closed"])
+@pytest.mark.parametrize("end", ["lost", "ended"])
 def test_end_is_final(clock: Clock, end: str) -> None:
     """Once lost, or once its body is over, a lease is not held for good, whatever is renewed later."""
-    lease = granted(clock, confirm=True)
-    setattr(lease, end, True)
-    lease.renewed(clock())
+    lease = granted(clock, verified=True)
+    setattr(state_of(lease), end, True)
+    state_of(lease).renewed(clock())
     assert (False, 0.0) == (lease.held, lease.remaining)
     with pytest.raises(LockLost):
         lease.ensure()
@@ -88,8 +95,8 @@ def test_unprotected_lease() -> None:
 def test_token_is_not_shown(clock: Clock) -> None:
     """The token is in no text that a lease, or what it is made of, shows."""
     lease = granted(clock)
-    assert CLAIM.token not in f"{lease!r} {lease} {lease.key}"
-    assert CLAIM.token not in f"{CLAIM!r} {CLAIM}"
+    assert REQUEST.token not in f"{lease!r} {lease} {lease.key}"
+    assert REQUEST.token not in f"{REQUEST!r} {REQUEST}"
 
 
 # -- copies --------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
     lease = granted(clock)
     other = copied(lease)
     assert (lease.key, False, False, 0.0) == (other.key, other.protected, other.held, other.remaining)
-    assert (None, False) == (other.claim, other.owned)
+    assert other._state is None
     other.ensure()
     assert lease.held
 
@@ -114,10 +121,13 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
 def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], Any]) -> None:
     """What guards hide in a request can be copied: the copy has nothing to release, and is another attempt."""
     attempt = Delivery(content_type="application/json", events=True, watched=watched)
-    request = {"_singleton_lease": granted(clock), "_singleton_left": CLAIM, "properties": {PROPERTY: attempt}}
+    execution = Execution()
+    execution.lease = granted(clock)
+    execution.state = state_of(execution.lease)
+    request = {EXECUTION: execution, "properties": {PROPERTY: attempt}}
     assert attempt is delivery_of(Context(request))
     other = copied(request)
-    assert other["_singleton_left"] is None
+    assert (None, False) == (other[EXECUTION].state, other[EXECUTION].lease.protected)
     found = delivery_of(Context(other))
     assert attempt.token != found.token
     assert ("application/json", True, False) == (found.content_type, found.events, found.watched)
@@ -126,8 +136,8 @@ def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], 
 @pytest.mark.parametrize("protocol", range(6))
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
     """No pickle of what a body can reach has the token in it."""
-    claim, attempt = LeaseRequest(*(getattr(CLAIM, name) for name in ("base", "digest", "token", "ttl"))), Delivery()
-    lease = Lease(claim.lock, claim)
-    written = pickle.dumps([lease, claim, attempt], protocol)
-    for token in (claim.token, attempt.token):
+    lease, execution, delivery = granted(clock), Execution(), Delivery()
+    execution.lease, execution.state = lease, state_of(lease)
+    written = pickle.dumps([lease, execution, delivery], protocol)
+    for token in (REQUEST.token, delivery.token):
         assert token.encode() not in written

@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import StoreError, native
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock import native
 from celery_singleton_lock.native import CallbackRunner, NativeEvent, start_native_thread
-from celery_singleton_lock.renewal import renewer as renewal
-from celery_singleton_lock.renewal.renewer import BackgroundLoop, Renewer
-from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.renewal import loop as loop_module
+from celery_singleton_lock.renewal.renewer import BackgroundLoop
 from tests.servers import until
-from tests.unit.conftest import Clock
 
 WAIT = 5.0
 
@@ -72,7 +68,7 @@ def test_alarm_from_another_thread(seconds: float | None) -> None:
 
 def test_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the thread cannot be started the caller learns of it; the next wake starts it, and then it is the only one."""
-    tried = failing_once(monkeypatch, renewal)
+    tried = failing_once(monkeypatch, loop_module)
     steps: list[int] = []
 
     def step() -> float:
@@ -155,71 +151,3 @@ def test_no_thread_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> Non
     """A hub that has nothing to tell starts no thread."""
     monkeypatch.setattr(native, "start_native_thread", lambda target: pytest.fail("started"))
     CallbackRunner()
-
-
-class Told:
-    """Listens to a renewer as a user's slow or failing receivers do."""
-
-    def __init__(self, tell: Callable[[], object]) -> None:
-        self._tell = tell
-
-    def renewed(self, lease: Lease) -> None: ...
-
-    def lost(self, lease: Lease) -> None:
-        self._tell()
-
-    def reacquired(self, lease: Lease) -> None:
-        self._tell()
-
-    def unreachable(self, lease: Lease, error: StoreError) -> None: ...
-
-
-@pytest.fixture
-def three(clock: Clock) -> Callable[[Told], tuple[Renewer, list[Lease]]]:
-    """Makes a renewer with three leases due, of which the first was taken by an operator and another, the second forgotten."""
-
-    def make(told: Told) -> tuple[Renewer, list[Lease]]:
-        store = MemoryStore(clock)
-        renewer = Renewer(store, store, CallbackRunner(), told, clock)
-        renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
-        leases = []
-        for number in range(3):
-            claim = LeaseRequest("b:{x}", f"d{number}", f"t{number}", 12.0)
-            verdict = store.acquire(claim)
-            lease = Lease(claim.lock, claim)
-            lease.granted(clock(), verdict.fence, renewer.verify)
-            renewer.add(lease)
-            leases.append(lease)
-        store.revoke("b:{x}", leases[0].key)
-        store.acquire(LeaseRequest("b:{x}", "d0", "other", 60.0))
-        del store._records[leases[1].key]
-        clock.advance(4.0)
-        return renewer, leases
-
-    return make
-
-
-def test_slow_receiver_delays_no_renewal(three: Any, clock: Clock) -> None:
-    """While a receiver of one lease's loss is busy the other leases are renewed."""
-    go, seen = threading.Event(), []
-    renewer, leases = three(Told(lambda: seen.append(go.wait(WAIT))))
-    renewer.renew_due()
-    assert [] == seen
-    assert [True, False, False] == [lease.lost for lease in leases]
-    assert [clock() + 12.0] * 2 == [lease.deadline for lease in leases[1:]]
-    go.set()
-    until(lambda: seen == [True, True], timeout=WAIT)
-
-
-def test_failing_receiver_delays_no_renewal(three: Any, clock: Clock) -> None:
-    """A receiver that fails keeps no other lease of the same batch from being renewed."""
-    seen = []
-
-    def fail() -> None:
-        seen.append(1)
-        raise RuntimeError("a receiver of the user's")
-
-    renewer, leases = three(Told(fail))
-    renewer.renew_due()
-    assert [clock() + 12.0] * 2 == [lease.deadline for lease in leases[1:]]
-    until(lambda: len(seen) == 2, timeout=WAIT)

@@ -74,13 +74,13 @@ def test_children_are_sent_the_token(app: Celery) -> None:
     """Child and main process know the same token of a delivery, each delivery has its own, and none is shown."""
     first, second = received(app), received(app)
     for request in (first, second):
-        found, token = sent(request), request._claim(1).token
+        found, token = sent(request), request._lease_request(1).token
         assert Delivery(token, "application/json", False, True) == found
         assert re.fullmatch("[0-9a-f]{32}", token)
         assert token not in repr(request.request_dict)
         assert 1 == request.request_dict["properties"]["a"]
         assert {"a": 1} == request.message.properties
-    assert first._claim(1).token != second._claim(1).token
+    assert first._lease_request(1).token != second._lease_request(1).token
 
 
 @pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
@@ -97,11 +97,11 @@ def test_memory_store(app: Celery, pool: str) -> None:
 
 
 def test_worker_that_was_forked_from_another(app: Celery) -> None:
-    """It has a watcher of its own."""
+    """It has a supervisor of its own."""
 
     def another() -> str:
         start(app)
-        return str(app.tasks["x"].Request.watcher is context_of(app).watcher)
+        return str(app.tasks["x"].Request.supervisor is context_of(app).supervisor)
 
     assert "True" == in_a_fork(another)
 
@@ -118,6 +118,6 @@ def test_another_start_in_the_same_process(app: Celery) -> None:
 def test_task_whose_runtime_is_another(app: Celery) -> None:
     """The token does not depend on the app or the store of the process that runs the body."""
     request = received(app)
-    token = request._claim(1).token
+    token = request._lease_request(1).token
     with memory_store(app):
-        assert token == sent(request).token == request._claim(1).token
+        assert token == sent(request).token == request._lease_request(1).token

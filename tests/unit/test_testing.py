@@ -148,7 +148,7 @@ def test_nothing_is_left_behind(make_app: MakeApp) -> None:
     for _ in range(50):
         with memory_store(app):
             assert "synced 42" == sync.apply((42,)).result
-            context_of(app).hub.call(bool)
+            context_of(app).callbacks.call(bool)
             assert native_threads() >= threads + 2
         until(lambda: native_threads() <= threads, "its threads have ended")
     assert stores == memory_stores()
@@ -164,7 +164,7 @@ def test_nested_use_ends_only_its_own(make_app: MakeApp) -> None:
             sync.apply((42,))
         sync.apply((42,))
         told: list[int] = []
-        context_of(app).hub.call(lambda: told.append(1))
+        context_of(app).callbacks.call(lambda: told.append(1))
         until(lambda: told)
     until(lambda: native_threads() <= threads, "the threads of both have ended")
 
@@ -191,7 +191,7 @@ def use():
     with memory_store(app):
         assert work.apply().result == 1
         told = []
-        context_of(app).hub.call(lambda: told.append(1))
+        context_of(app).callbacks.call(lambda: told.append(1))
         while not told:
             time.sleep(0.001)
 

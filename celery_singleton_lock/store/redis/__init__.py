@@ -181,10 +181,10 @@ class RedisStore:
         limit: how many connections there are at most.
     """
 
-    def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int = 1) -> None:
+    def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int | None = None) -> None:
         self._connect = connect
         self._timeout = timeout
-        self._free = [_Slot() for _ in range(limit)]  # the one used last is used next: few connections are made
+        self._free = [_Slot() for _ in range(limit or 2)]  # the one used last is used next: few connections are made
         self._gate, self._bell = allocate_lock(), allocate_lock()
         self._bell.acquire()  # it rings by being released
 
@@ -234,8 +234,8 @@ class RedisStore:
         info = str(self._command("INFO", "memory"))
         return next((line[17:].strip() for line in info.splitlines() if line.startswith("maxmemory_policy:")), "")
 
-    def clone(self, limit: int) -> RedisStore:
-        return RedisStore(self._connect, self._timeout, limit)
+    def clone(self) -> RedisStore:
+        return RedisStore(self._connect, self._timeout, 2)
 
     def close(self) -> None:
         with self._gate:

@@ -1,0 +1,114 @@
+"""What renewal means for the leases of bodies that run in this process: the deadline moves, or the lease is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.events import EventLogger
+from celery_singleton_lock.lease import LeaseState
+from celery_singleton_lock.native import native_lock
+from celery_singleton_lock.store.protocol import LockStore, RenewResult
+
+
+class BodyRenewal:
+    """A `RenewalHandler`; also answers `Lease.ensure` past the deadline.
+
+    Arguments:
+        store: for the renewal thread.
+        body_store: for the threads of bodies.
+        events: reports what happens.
+        clock: gives the time in seconds.
+    """
+
+    def __init__(
+        self, store: LockStore, body_store: LockStore, events: EventLogger, clock: Callable[[], float] = now
+    ) -> None:
+        self._store = store
+        self._body_store = body_store
+        self._events = events
+        self._clock = clock
+        self._mutex = native_lock()
+        self._reachable = True  # so that each outage is reported once
+
+    def answered(self, lease: LeaseState, result: RenewResult, sent_at: float) -> None:
+        """Renew, reacquire or lose the lease, as the store says."""
+        self._reachable = True
+        if lease.ended:
+            return
+        if result is RenewResult.RENEWED:
+            lease.renewed(sent_at)
+            self._events.renewed(lease)
+        elif result is RenewResult.MISSING:
+            if self._clock() >= lease.deadline:
+                self._mark_lost(lease)
+            self._reacquire(lease)
+        else:
+            self._superseded(lease, result)
+
+    def failed(self, leases: Sequence[LeaseState], error: StoreError, sent_at: float) -> None:
+        """Plan another try: after a failure half way to the deadline, two more tries of ttl / 6 fit.
+
+        The last try is sent past the deadline. A call that took more than twice its timeout was probably starved by the GIL, so
+        it does not count as a failed renewal where the supervisor renews as well, for at most one TTL.
+        """
+        time = self._clock()
+        for lease in leases:
+            ttl = lease.request.ttl
+            starved = lease.request.watched and time - sent_at > ttl / 3
+            if sent_at >= lease.deadline + (ttl if starved else 0.0):
+                self._mark_lost(lease)
+            retry = time + ttl / 12
+            lease.due = retry if lease.lost else min(retry, max(time, lease.deadline))
+        if self._reachable:
+            self._reachable = False
+            self._events.unreachable(leases[0], error)
+
+    def verify(self, lease: LeaseState) -> bool:
+        """Ask the store about a lease past its deadline; called by its body."""
+        sent_at = self._clock()
+        try:
+            [result] = self._body_store.renew([lease.request], lease.call_timeout(sent_at))
+        except StoreError as error:
+            self.failed([lease], error, sent_at)
+        else:
+            if result is RenewResult.MISSING:  # the renewal thread will reacquire it
+                self._mark_lost(lease)
+            else:
+                self.answered(lease, result, sent_at)
+        return lease.held
+
+    def _reacquire(self, lease: LeaseState) -> None:
+        lease.reacquired = True  # first: if the body ends meanwhile, its release is repeated after this call
+        if lease.ended:
+            return
+        sent_at = self._clock()
+        try:
+            result, is_new = self._store.reacquire(lease.request, lease.fence, max(0.01, lease.call_timeout(sent_at)))
+        except StoreError as error:
+            self.failed([lease], error, sent_at)
+            return
+        if result in (RenewResult.RENEWED, RenewResult.LOST):
+            lease.renewed(sent_at)
+        if result is not RenewResult.RENEWED:
+            self._superseded(lease, result)
+        if is_new and not lease.ended:
+            self._events.reacquired(lease)
+
+    def _superseded(self, lease: LeaseState, result: RenewResult) -> None:
+        """Another delivery has the lock, or had it meanwhile, or the lock was revoked."""
+        if result is RenewResult.REVOKED:
+            lease.unreleased = False
+        elif result is RenewResult.NOT_OWNER:  # its owner may end soon: then it is reacquired, so that newcomers wait
+            lease.due = self._clock() + lease.request.ttl / 12
+        self._mark_lost(lease)
+
+    def _mark_lost(self, lease: LeaseState) -> None:
+        with self._mutex:  # the renewal thread and a body in `ensure` may come to it at once
+            was_known, lease.lost = lease.lost or lease.ended, True
+        if was_known:
+            return
+        if lease.interrupt is not None:
+            lease.interrupt.fire()
+        self._events.lost(lease)

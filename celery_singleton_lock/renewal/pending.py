@@ -1,0 +1,82 @@
+"""Pending releases: leases that could not be released yet, or whose redelivery waits to learn how the task ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+
+MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
+LONGEST_INTERVAL = 2.5  # seconds between two attempts
+
+
+class PendingRelease:
+    """A release that goes on until the store has confirmed it, and has the task's outcome if a redelivery waits for that.
+
+    Arguments:
+        request: the lease.
+        success: whether the body returned.
+        outcome: whether the task succeeded and its result is stored; None while that is not known.
+    """
+
+    def __init__(self, request: LeaseRequest, success: bool, outcome: bool | None = None) -> None:
+        self.request = request
+        self.success = success
+        self.outcome = outcome
+        self.due = 0.0
+        self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
+        self.confirmed = 0  # how many attempts were
+        self.redelivery_waits = False
+
+    def attempt(self, store: LockStore, timeout: float | None = None) -> None:
+        """Release the lock, or keep a redelivery waiting; tell it the outcome once that is known.
+
+        Raises:
+            StoreError: the store did not confirm it.
+        """
+        outcome = self.outcome
+        self.redelivery_waits = store.release(self.request, self.success, timeout)
+        if self.redelivery_waits and outcome is None:
+            return
+        if self.redelivery_waits:
+            store.record_outcome(self.request, bool(outcome), timeout)
+        self.confirmed += 1
+
+
+class PendingReleases:
+    """The pending releases of one process, attempted by its renewal thread.
+
+    Each is confirmed twice: a store that was stopped may execute an unanswered acquire, of another connection, after the first.
+    """
+
+    def __init__(self, store: LockStore, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._pending: dict[str, PendingRelease] = {}
+
+    def add(self, pending: PendingRelease, unanswered: bool = False) -> None:
+        """Attempt this release from now on; `unanswered`: of an acquire, so that its lease never had a body."""
+        if not unanswered or len(self._pending) < MAX_UNANSWERED:
+            pending.due = self._clock()
+            self._pending[pending.request.token] = pending
+
+    def run_due(self, until: float) -> float:
+        """Attempt what is due, up to a time when renewals are; return when the next attempt is due."""
+        for pending in list(self._pending.values()):
+            time = self._clock()
+            if time >= until:
+                break
+            if pending.due > time:
+                continue
+            pending.due = time + pending.interval
+            try:
+                pending.attempt(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
+            except StoreUnavailable:  # for the others, too
+                return pending.due
+            except StoreError:  # it refuses: the lease is left to expire
+                pending.confirmed = 2
+            if pending.confirmed >= 2:
+                self._pending.pop(pending.request.token, None)
+        return min((pending.due for pending in list(self._pending.values())), default=math.inf)
