@@ -225,7 +225,7 @@ class Commands(threading.Thread):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")
-        elif verb == "free" and command == "DEL":  # by an operator, whoever has it
+        elif verb == "revoke" and command == "DEL":  # by an operator, whoever has it
             self.ledger.note("store", at, verb=verb, run="", key=words[1], does=["unlock"])
 
     def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
@@ -241,7 +241,7 @@ def _offset() -> float:
 
 
 def _verbs() -> dict[str, str]:
-    scripts = Path(celery_singleton_lock.__file__).parent / "stores"
+    scripts = Path(celery_singleton_lock.__file__).parent / "store" / "redis"
     return {sha1(path.read_bytes()).hexdigest(): path.stem for path in scripts.glob("*.lua")}
 
 

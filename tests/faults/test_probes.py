@@ -63,7 +63,7 @@ class Scene:
 
     def broken(self, verb: str, old: str, new: str, keys: list[str], *args: object) -> None:
         """Run a script of which something was taken out; the probe takes it for the one that it was."""
-        text = (Path(celery_singleton_lock.__file__).parent / "stores" / f"{verb}.lua").read_text()
+        text = (Path(celery_singleton_lock.__file__).parent / "store" / "redis" / f"{verb}.lua").read_text()
         assert 1 == text.count(old)
         text = text.replace(old, new)
         self.commands._verbs[sha1(text.encode()).hexdigest()] = verb
@@ -154,7 +154,7 @@ def test_unlock(scene: Scene) -> None:
     with scene.schedule.during("unlock"):
         scene.store.revoke(BASE, LOCK)
     scene.store.acquire(scene.b)
-    assert ("free", "", LOCK, "unlock") == scene.seen()[1]
+    assert ("revoke", "", LOCK, "unlock") == scene.seen()[1]
     assert set() == scene.found()
     scene.schedule.faults.clear()
     assert {"theft"} == scene.found()
