@@ -14,9 +14,6 @@ from typing import Any
 #: Where a request carries its attempt: among the message's properties, which no retry publishes again.
 PROPERTY = "singleton"
 
-#: Header of a message that was published again by us: how often, how many seconds of delay so far, and how many looks.
-POSTPONED = "singleton_postponed"
-
 
 class _Secret(str):
     """A text that is not shown: Celery logs the requests that it sends to its children, at level DEBUG."""

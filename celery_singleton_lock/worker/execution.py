@@ -21,9 +21,9 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.interrupts import interrupt_here
 from celery_singleton_lock.renewal.interrupts import run as run_interruptible
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
-from celery_singleton_lock.worker.delivery import POSTPONED, delivery_of
+from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
-from celery_singleton_lock.worker.republish import is_redelivered
+from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
 
 Body = Callable[[], Any]
 
@@ -114,8 +114,7 @@ def _acquire(runtime: ProcessContext, claim: LeaseRequest) -> tuple[AcquireResul
 
 
 def _run_body(request: Any, plan: TaskConfig, runtime: ProcessContext, lease: Lease, body: Body) -> Any:
-    if request.headers and POSTPONED in request.headers:  # not for the task's own retries
-        request.headers = {name: value for name, value in request.headers.items() if name != POSTPONED}
+    forget_retry_state(request)
     success = False
     try:
         if plan.options.on_lock_lost == "raise":
