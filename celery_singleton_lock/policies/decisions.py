@@ -14,9 +14,7 @@ class Duplicate:
     holder: Holder
     times: int = 0  # how often the message was published again so far
     waited: float = 0.0  # seconds of delay in all of these
-    can_run_later: bool = (
-        True  # false in an eager run, which then fails, and for a broadcast message, which is then skipped
-    )
+    can_run_later: bool = True  # false in an eager run and for a broadcast message
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,10 @@ class SkipRun:
 
 @dataclass(frozen=True)
 class RunLater:
-    """Publish the message again, with this delay in seconds, above 0."""
+    """Publish the message again, with this delay in seconds, above 0.
+
+    An eager run fails instead, and a broadcast message is skipped.
+    """
 
     delay: float
 
