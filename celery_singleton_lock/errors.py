@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that survive pickle and JSON result backends."""
+"""The exceptions of this library. They survive pickle and JSON result backends."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from celery_singleton_lock.holder import Holder
 
 
 class SingletonError(Exception):
-    """Base of every error of this library."""
+    """The base of all errors of this library."""
 
 
 class ConfigurationError(SingletonError, ClickException):
-    """An option or setting cannot be used; the text names task, option and value.
+    """An option or setting cannot be used. The text names task, option and value.
 
     The `celery` command shows it as one line and exits with 1, as it does with every `ClickException`.
     """
 
 
 class SignatureError(SingletonError):
-    """An argument has no stable form to make a key of; names the parameter, never its value."""
+    """An argument cannot be part of a lock key. The text names the parameter, never its value."""
 
 
 class DuplicateTask(SingletonError):
-    """The signature is held by other work.
+    """Another task holds the signature.
 
     Arguments:
         key: the lock key.
-        holder: who has it, a `Holder` or its fields (as a JSON result backend gives them back).
+        holder: who holds it: a `Holder`, or its fields as a JSON result backend returns them.
     """
 
     def __init__(self, key: str = "", holder: Holder | Mapping[str, Any] | None = None) -> None:
@@ -43,20 +43,20 @@ class DuplicateTask(SingletonError):
 
 
 class LockLost(SingletonError):
-    """The lease ended while its work still went on."""
+    """The lease was lost while its task was still running."""
 
     @property
     def key(self) -> str:
-        """The lock key, empty where it is not known."""
+        """The lock key, or an empty text if it is not known."""
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
-        return f"the lock {self.key} was lost while its task went on"
+        return f"the lock {self.key} was lost while its task was running"
 
 
 class StoreError(SingletonError):
-    """The store refused: wrong login, missing permission, a key of another type."""
+    """The store refused a call: wrong login, missing permission, or a key of another type."""
 
 
 class StoreUnavailable(StoreError):
-    """The store could not be reached, or did not answer in time."""
+    """The store is unreachable, or did not answer in time."""

@@ -1,4 +1,4 @@
-"""For tests of your own tasks, without Redis: a store in memory, a lock held by "someone else", and assertions.
+"""Helps to test your own tasks without Redis: a store in memory, locks held by another task, and assertions.
 
 with memory_store(app):
     with hold(sync_account, 42):
@@ -25,21 +25,17 @@ _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
 
 @contextmanager
 def memory_store(app: Any) -> Iterator[None]:
-    """Keep the locks of this process in memory, empty at first, and take them in eager runs too.
-
-    Arguments:
-        app: the Celery app.
-    """
+    """Keep the locks of this app in memory, with none held at first, and use locks in eager runs, too."""
     earlier = {name: app.conf.get(name) for name in _CHANGED}
     app.conf.update(_CHANGED)
-    runtime = ProcessContext(Settings("memory://"))
-    before = replace_context(app, runtime)
+    context = ProcessContext(Settings("memory://"))
+    earlier_context = replace_context(app, context)
     forget_configs(app)
     try:
         yield
     finally:
-        replace_context(app, before)
-        runtime.end()
+        replace_context(app, earlier_context)
+        context.end()
         app.conf.update(earlier)
         forget_configs(app)
 
@@ -48,34 +44,28 @@ def memory_store(app: Any) -> Iterator[None]:
 def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     """Hold the lock of a call, as another task would.
 
-    Arguments:
-        task: a singleton task.
-        args, kwargs: the call.
-
     Raises:
-        AssertionError: it is held already.
-        TypeError: the task takes no lock.
+        AssertionError: the lock is already held.
+        TypeError: the task uses no lock.
     """
     _refuse_plain(task)
-    plan = config_for(task)
-    claim = LeaseRequest(
-        plan.base, plan.digest(args, kwargs), os.urandom(16).hex(), 3600.0, "held-by-test", "test", os.getpid()
-    )
-    store = context_of(task.app).store
-    verdict = store.acquire(claim)
-    assert verdict.answer is AcquireStatus.GRANTED, f"{claim.lock} is held by {verdict.holder}"
+    config, store = config_for(task), context_of(task.app).store
+    digest, token = config.digest(args, kwargs), os.urandom(16).hex()
+    wanted = LeaseRequest(config.base, digest, token, 3600.0, "held-by-test", "test", os.getpid())
+    result = store.acquire(wanted)
+    assert result.answer is AcquireStatus.GRANTED, f"{wanted.lock} is held by {result.holder}"
     try:
-        yield Holder(claim.task_id, claim.node, claim.pid, 0.0, claim.ttl)
+        yield Holder(wanted.task_id, wanted.node, wanted.pid, 0.0, wanted.ttl)
     finally:
-        store.release(claim, success=False)
+        store.release(wanted, success=False)
 
 
 def assert_held(task: Any, *args: Any, **kwargs: Any) -> Holder:
-    """The holder of a call's lock.
+    """Check that a call's lock is held; return its holder.
 
     Raises:
-        AssertionError: it is free.
-        TypeError: the task takes no lock.
+        AssertionError: the lock is free.
+        TypeError: the task uses no lock.
     """
     _refuse_plain(task)
     holder: Holder | None = task.lock_holder(*args, **kwargs)
@@ -87,8 +77,8 @@ def assert_free(task: Any, *args: Any, **kwargs: Any) -> None:
     """Check that nobody holds a call's lock.
 
     Raises:
-        AssertionError: it is held.
-        TypeError: the task takes no lock.
+        AssertionError: the lock is held.
+        TypeError: the task uses no lock.
     """
     _refuse_plain(task)
     holder = task.lock_holder(*args, **kwargs)
@@ -98,8 +88,8 @@ def assert_free(task: Any, *args: Any, **kwargs: Any) -> None:
 def _refuse_plain(task: Any) -> None:
     name = getattr(task, "name", task)
     if not isinstance(task, SingletonMixin):
-        raise TypeError(f"{name} takes no lock: it is no task with the base SingletonTask")
+        raise TypeError(f"{name} uses no lock: it is not a task with the base SingletonTask")
     if name.startswith("celery."):
-        raise TypeError(f"{name} takes no lock: Celery's own tasks are always plain")
+        raise TypeError(f"{name} uses no lock: Celery's own tasks are always plain")
     if not config_for(task).options.singleton:
-        raise TypeError(f"{name} takes no lock: its option singleton is False")
+        raise TypeError(f"{name} uses no lock: its option singleton is False")

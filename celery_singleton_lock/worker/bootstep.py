@@ -1,4 +1,4 @@
-"""What a worker does for singleton tasks when it starts."""
+"""Checks settings, options and the store when a worker starts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 from celery import bootsteps
 
 from celery_singleton_lock.config.task_config import config_for
-from celery_singleton_lock.context import context_of
+from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
-from celery_singleton_lock.worker.republish import longest_delay, visibility_timeout
+from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.request import is_prefork
 
 
 class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks settings and options when a worker is made, and looks at the store when it starts.
+    """Checks settings and options when a worker is made, and the store when it starts.
 
     Raises:
         ConfigurationError: there is no store that all bodies share, or a setting or option cannot be used.
@@ -28,11 +28,11 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
-        runtime = context_of(parent.app, single=prefork)
-        if prefork and runtime.settings.url == "memory://":
+        context = context_of(parent.app, single=prefork)
+        if prefork and context.settings.url == "memory://":
             raise ConfigurationError(
-                "singleton_lock_url='memory://' locks nothing under prefork, where each child has a memory of its own: "
-                "use another pool, or the URL of a Redis"
+                "singleton_lock_url='memory://' locks nothing under prefork, where each child has its own memory: "
+                "use another pool, or the URL of a Redis server"
             )
         self._options = {
             task.name: config_for(task).options
@@ -41,50 +41,43 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         }
 
     def start(self, parent: Any) -> None:
-        self._compare_with_visibility_timeout(parent.app.conf)
-        self._look_at_store(parent)
+        self._check_visibility_timeout(parent.app.conf)
+        _check_store(context_of(parent.app))
 
-    def _compare_with_visibility_timeout(self, conf: Any) -> None:
-        """Warn of times that are too long for the broker, which delivers a waiting message again after its visibility timeout."""
+    def _check_visibility_timeout(self, conf: Any) -> None:
+        """Warn if a time is too long for the broker, which delivers a waiting message again after its visibility timeout."""
         timeout, longest = visibility_timeout(conf), longest_delay(conf)
-        delayed, outlived = [], []
-        for name, options in self._options.items():
+        shortened, outlived = [], []
+        for name, options in sorted(self._options.items()):
             policy = options.on_duplicate
             if isinstance(policy, RetryLater) and policy.max_delay * (1 + policy.jitter) > longest:
-                delayed.append(name)
+                shortened.append(name)
             if options.lock_ttl > timeout:
                 outlived.append(name)
-        if delayed:
+        if shortened:
             logger.warning(
                 "The broker's visibility timeout is %g s: RetryLater's delays are cut to %g s for the tasks %s",
-                timeout, longest, ", ".join(sorted(delayed)),
+                timeout, longest, ", ".join(shortened),
             )  # fmt: skip
         if outlived:
             logger.warning(
-                "The broker's visibility timeout is %g s, and lock_ttl is longer for the tasks %s: when a worker dies, a message "
-                "that is delivered again waits for the rest of lock_ttl",
-                timeout, ", ".join(sorted(outlived)),
+                "The broker's visibility timeout is %g s, and lock_ttl is longer for the tasks %s: "
+                "after a worker died, a redelivered message waits for the rest of lock_ttl",
+                timeout, ", ".join(outlived),
             )  # fmt: skip
 
-    def _look_at_store(self, parent: Any) -> None:
-        """Log what keeps tasks from using the store, or the store from keeping locks."""
-        runtime = context_of(parent.app, single=is_prefork(parent.pool_cls))
-        try:
-            runtime.store.holder(f"{runtime.settings.prefix}:{{}}:lock:")  # by a script, as tasks use the store
-        except StoreUnavailable as error:
-            logger.warning("The store of locks cannot be reached for now: %s", error)
-            return
-        except StoreError as error:
-            logger.error(
-                "The store of locks refuses this worker, and singleton tasks fail until that is mended: %s", error
-            )
-            return
-        try:
-            policy = runtime.store.eviction_policy()
-        except StoreError as error:  # a login may run scripts and not INFO
-            logger.info("The store of locks does not tell its maxmemory-policy: %s", error)
-            return
-        if policy not in ("", "noeviction"):
-            logger.warning(
-                "The store of locks may drop them when its memory is full: its maxmemory-policy is %s", policy
-            )
+
+def _check_store(context: ProcessContext) -> None:
+    """Log what keeps tasks from using the store, or the store from keeping locks."""
+    try:
+        context.store.holder(f"{context.settings.prefix}:{{}}:lock:")  # by a script, as tasks use the store
+    except StoreUnavailable as error:
+        return logger.warning("The store of locks is unreachable: %s", error)
+    except StoreError as error:
+        return logger.error("The store of locks refuses this worker, so singleton tasks will fail: %s", error)
+    try:
+        policy = context.store.eviction_policy()
+    except StoreError as error:  # a login may be allowed to run scripts, but not INFO
+        return logger.info("The store of locks does not show its maxmemory-policy: %s", error)
+    if policy not in ("", "noeviction"):
+        logger.warning("The store of locks may drop locks when it is full: its maxmemory-policy is %s", policy)

@@ -140,7 +140,7 @@ def test_redelivery(env: WorkerEnvironment) -> None:
     with env.captured_messages() as messages:
         result = run_until_let_go(env, "skip")
     env.redeliver(messages[0])
-    env.worker.wait_for_lines(result.id, "is running in another delivery of it", count=2)
+    env.worker.wait_for_lines(result.id, "redelivered while another delivery", count=2)
     env.let_go()
     env.worker.wait_for_lines(result.id, "dropped: another delivery of it")
     assert "held" == env.get(result)

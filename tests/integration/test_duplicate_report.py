@@ -1,4 +1,4 @@
-"""What one sees of a duplicate: the error, the log line, hooks, signals and events."""
+"""What a duplicate shows to its users: the error, the log line, hooks, signals and events."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ class TestSignal:
         assert holder.id == event["holder"]
         assert event["policy"].startswith("Skip" if name == "skip" else "Raise")
 
-    def test_sent_for_each_look(self, env: WorkerEnvironment) -> None:
-        """A postponed run that meets the holder again decides again."""
+    def test_sent_for_each_delivery(self, env: WorkerEnvironment) -> None:
+        """The policy decides again each time when the message finds its signature held."""
         env.hold("retry")
         env.job("retry").delay(env.tag)
-        until(lambda: len(env.lock_signals(env.key("retry"), "duplicate")) >= 3, "3 looks")
+        until(lambda: len(env.lock_signals(env.key("retry"), "duplicate")) >= 3, "three deliveries")
 
 
 class TestHooks:

@@ -135,8 +135,8 @@ def test_expiry_passes_while_postponed(env: WorkerEnvironment) -> None:
     assert 1 == len(env.starts())
 
 
-def test_attempt_id_does_not_travel(env: WorkerEnvironment) -> None:
-    """What names an attempt is made at each delivery: a postponed message carries no such id."""
+def test_token_does_not_travel(env: WorkerEnvironment) -> None:
+    """A message that is published again carries no token: each delivery gets a new one."""
 
     def send_plain(env: WorkerEnvironment, tag: str) -> AsyncResult:
         return env.app.tasks["inspected"].delay(tag)
@@ -145,8 +145,8 @@ def test_attempt_id_does_not_travel(env: WorkerEnvironment) -> None:
     assert [] == secrets_in(env.starts()[1])
 
 
-def test_attempt_id_does_not_travel_with_own_retries(env: WorkerEnvironment) -> None:
-    """Nor does the message of a task's own retry carry one, and nothing of how often its run was postponed before."""
+def test_own_retry_carries_neither_token_nor_retry_state(env: WorkerEnvironment) -> None:
+    """The message of a task's own retry carries no token and no retry state."""
 
     def send_retrying(env: WorkerEnvironment, tag: str) -> AsyncResult:
         return env.app.tasks["inspected"].delay(tag, retry=True)
@@ -159,6 +159,6 @@ def test_attempt_id_does_not_travel_with_own_retries(env: WorkerEnvironment) -> 
 
 
 def secrets_in(start: dict[str, Any]) -> list[str]:
-    """Return what looks like an id in those headers of a run that Celery does not set."""
+    """Return the texts that could be a token, in the headers of a run that Celery does not set."""
     values = [str(value) for name, value in start["headers"].items() if name not in KNOWN_HEADERS]
     return [found for value in values for found in re.findall(r"[0-9a-f-]{16,}", value)]

@@ -111,7 +111,7 @@ def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., Local
             assert isinstance(error, StoreError)
             assert not isinstance(error, StoreUnavailable)
         assert [] == env.starts()
-        said = worker.wait_for_lines(": ERROR/", "The store of locks refuses this worker", "fail until that is mended")
+        said = worker.wait_for_lines(": ERROR/", "The store of locks refuses this worker", "singleton tasks will fail")
         assert len(said) == 1, said
         assert "wrong or missing password" in said[0]
         assert [] == worker.lines(": WARNING/", "The store of locks")
@@ -128,7 +128,7 @@ def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., 
         job = env.job("store_raise")
         assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
         assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
-        assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not tell its maxmemory-policy"))
+        assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not show its maxmemory-policy"))
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads"])

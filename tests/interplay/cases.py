@@ -55,7 +55,7 @@ def ends(env: WorkerEnvironment, result: AsyncResult) -> int:
 def again(env: WorkerEnvironment, result: AsyncResult) -> list[str]:
     """Return the log lines about publishing a task again."""
     own = env.worker.lines(f"[{result.id}]")
-    return [line for line in own if " waits " in line or "is running in another delivery" in line]
+    return [line for line in own if " waits " in line or "redelivered while another delivery" in line]
 
 
 def skipped(env: WorkerEnvironment) -> None:
@@ -75,7 +75,7 @@ def refused(env: WorkerEnvironment) -> None:
     """A refused duplicate never runs, and is a FAILURE."""
     holder = env.hold("raising", **route(env))
     duplicate = env.job("raising").apply_async((env.tag,), **route(env))
-    lines(env, duplicate, "refused")
+    lines(env, duplicate, "failed as a duplicate")
     env.let_go()
     lines(env, holder, "succeeded")
     if has_results(env):
@@ -102,7 +102,7 @@ def redelivered(env: WorkerEnvironment) -> None:
     """A message that is delivered twice at once runs once."""
     holder = env.hold("skip", **route(env))
     env.job("skip").apply_async((env.tag,), task_id=holder.id, **route(env))
-    lines(env, holder, "is running in another delivery", count=2)
+    lines(env, holder, "redelivered while another delivery", count=2)
     env.let_go()
     lines(env, holder, "dropped")
     if has_results(env):

@@ -63,7 +63,9 @@ def test_one_message(env: WorkerEnvironment, policy: str) -> None:
     assert WORKERS == lines(env, holder, "received")
 
 
-@pytest.mark.parametrize(("policy", "words"), [("skip", "skipped"), ("retry", "skipped"), ("raising", "refused")])
+@pytest.mark.parametrize(
+    ("policy", "words"), [("skip", "skipped"), ("retry", "skipped"), ("raising", "failed as a duplicate")]
+)
 def test_duplicate_of_another_message(env: WorkerEnvironment, policy: str, words: str) -> None:
     """Each worker decides once, by the policy, and skips where that would publish the message again."""
     holder = env.hold(policy, **TO_ALL)

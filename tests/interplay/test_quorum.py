@@ -50,7 +50,7 @@ def test_connection_and_child_lost(env: WorkerEnvironment, proxy: Proxy, first_e
     proxy.cut()
     env.worker.wait_for_lines(f"[{result.id}]", "received", count=2)
     if STARTS_AFTER_RECONNECT:
-        env.worker.wait_for_lines(f"[{result.id}]", "is running in another delivery", count=2)
+        env.worker.wait_for_lines(f"[{result.id}]", "redelivered while another delivery", count=2)
     if first_end == "killed":
         env.kill_body(env.starts()[0])
     else:

@@ -1,4 +1,4 @@
-"""What a skipped task leaves unrun: each id already promised is revoked, so that nobody waits for ever."""
+"""Each task that would have followed a skipped task is stored as REVOKED, so that nobody waits for it for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.conftest import MakeApp
 
 
 class Backend:
-    """Notes what is stored as revoked, and whether someone counts it for a chord."""
+    """Notes what is stored as REVOKED, and what counts for a chord."""
 
     def __init__(self) -> None:
         self.revoked: list[str] = []
@@ -38,7 +38,7 @@ def app(make_app: MakeApp) -> Celery:
 
 @pytest.fixture
 def step(app: Celery) -> Callable[..., Any]:
-    """Makes signatures."""
+    """Return a function that makes signatures."""
 
     @app.task(name="step")
     def step(*args: Any) -> None: ...
@@ -46,8 +46,8 @@ def step(app: Celery) -> Callable[..., Any]:
     return lambda *args, **options: app.tasks["step"].si(*args).set(**options)
 
 
-def dropped(signature: Any) -> tuple[Backend, Any]:
-    """Skip the first task of a canvas as a worker would: answers what was stored, and the frozen result of its last."""
+def skipped(signature: Any) -> tuple[Backend, Any]:
+    """Skip the first task of a canvas as a worker would; return the backend and the result of the last task."""
     backend = Backend()
     result = signature.freeze()
     tasks = list(signature.tasks) if getattr(signature, "tasks", None) else [signature]
@@ -59,20 +59,20 @@ def dropped(signature: Any) -> tuple[Backend, Any]:
 
 
 def ids(result: Any) -> set[str]:
-    """Ids of all results that someone could wait for in this one."""
+    """Return the ids of all results that somebody could wait for in this one."""
     if hasattr(result, "results") and result.results is not None:
         return set().union(*(ids(one) for one in result.results)) if result.results else set()
     return {result.id}
 
 
 def test_nothing_follows(step: Any) -> None:
-    """A task without anything after it leaves nothing to revoke."""
-    assert [] == dropped(step())[0].revoked
+    """A task without successors leaves nothing to revoke."""
+    assert [] == skipped(step())[0].revoked
 
 
 def test_chain(step: Any) -> None:
-    """Each later step of a chain is revoked, once."""
-    backend, result = dropped(chain(step(0), step(1), step(2)))
+    """Each later step of a chain is revoked once."""
+    backend, result = skipped(chain(step(0), step(1), step(2)))
     assert 2 == len(backend.revoked) == len(set(backend.revoked))
     assert result.id in backend.revoked
     assert result.parent.id in backend.revoked
@@ -80,23 +80,23 @@ def test_chain(step: Any) -> None:
 
 
 def test_group_at_the_end(step: Any) -> None:
-    """Each member of a group is revoked; the group itself has no result to store."""
-    backend, result = dropped(chain(step(0), group(step(1), step(2), step(3))))
+    """Each member of a group is revoked; the group itself stores no result."""
+    backend, result = skipped(chain(step(0), group(step(1), step(2), step(3))))
     assert ids(result) == set(backend.revoked)
 
 
 def test_chord_at_the_end(step: Any) -> None:
-    """The members of a chord and its body are revoked; nobody counts members of a chord that never began."""
-    backend, result = dropped(chain(step(0), group(step(1), step(2)), step(3)))
+    """The members of a chord and its body are revoked, and no member counts for the chord, which never began."""
+    backend, result = skipped(chain(step(0), group(step(1), step(2)), step(3)))
     assert {result.id} | ids(result.parent) <= set(backend.revoked)
     assert not set(backend.counted) & ids(result.parent)
 
 
 def test_nested(step: Any) -> None:
-    """Groups in chords in chains: every id that was given out is revoked."""
+    """In groups within chords within chains, every id that a caller has is revoked."""
     inner = chain(step(3), group(step(4), chain(step(5), step(6))))
     canvas = chain(step(0), step(1), group(step(2), inner), step(7), chord([step(8), step(9)], step(10)))
-    backend, result = dropped(canvas)
+    backend, result = skipped(canvas)
     waiting = set()
     node = result
     while node is not None:
@@ -109,8 +109,8 @@ def test_nested(step: Any) -> None:
 
 
 def test_chord_in_a_group(step: Any) -> None:
-    """A group with a chord among its members."""
-    backend, result = dropped(chain(step(0), group(step(1), chord([step(2), step(3)], step(4)))))
+    """The members and the body of a chord in a group are revoked."""
+    backend, result = skipped(chain(step(0), group(step(1), chord([step(2), step(3)], step(4)))))
     assert ids(result) <= set(backend.revoked)
 
 
@@ -121,49 +121,49 @@ def test_links(step: Any, several: bool) -> None:
     first.link(link)
     if several:
         first.link(other)
-    assert ["link"] == dropped(first)[0].revoked
+    assert ["link"] == skipped(first)[0].revoked
 
 
 def test_links_of_later_steps(step: Any) -> None:
-    """A later step's own callbacks are revoked with it."""
+    """The callbacks of a later step are revoked with it."""
     later = step(1)
     later.link(step(2, task_id="link"))
-    backend, result = dropped(chain(step(0), later))
+    backend, result = skipped(chain(step(0), later))
     assert {result.id, "link"} == set(backend.revoked)
 
 
 def test_links_of_links(step: Any) -> None:
-    """And the callbacks of callbacks."""
+    """The callbacks of callbacks are revoked."""
     link = step(1, task_id="one")
     link.link(step(2, task_id="two"))
     first = step(0)
     first.link(link)
-    assert {"one", "two"} == set(dropped(first)[0].revoked)
+    assert {"one", "two"} == set(skipped(first)[0].revoked)
 
 
 def test_linked_chain_and_group(step: Any) -> None:
-    """A callback that is itself a canvas."""
+    """The members of a callback that is a canvas are revoked."""
     rest = chain(step(1), group(step(2), step(3)))
     result = rest.freeze()
     first = step(0)
     first.link(rest)
-    assert ids(result) | {result.parent.id} <= set(dropped(first)[0].revoked)
+    assert ids(result) | {result.parent.id} <= set(skipped(first)[0].revoked)
 
 
 def test_error_callbacks_are_not_revoked(step: Any) -> None:
-    """What would only run after a failure was never promised."""
+    """Error callbacks are not revoked, since nobody waits for them."""
     first = step(0, link_error=[dict(step(1, task_id="errback"))])
-    assert [] == dropped(first)[0].revoked
+    assert [] == skipped(first)[0].revoked
 
 
 def test_ignored_results_are_not_stored(step: Any) -> None:
-    """For a task whose result nobody wants, none is stored."""
-    backend, result = dropped(chain(step(0), step(1, ignore_result=True)))
+    """A task that ignores its result stores no REVOKED."""
+    backend, result = skipped(chain(step(0), step(1, ignore_result=True)))
     assert {result.id: False} == backend.stored
 
 
 def test_a_chain_within_a_chords_header(step: Any) -> None:
-    """The rest of a chain that is a chord's member counts as that member: the body is told."""
+    """The rest of a chain in a chord's header counts for the chord as a revoked member."""
     member = chain(step(0), step(1))
     member.freeze(group_id="g", chord=dict(step(2, task_id="body")))
     backend = Backend()

@@ -43,7 +43,7 @@ def same(one: BaseException, other: Any) -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickle(error: Exception, protocol: int) -> None:
-    """Each error crosses a process boundary as it is, again and again."""
+    """Each error survives pickle, more than once."""
     for _ in range(2):
         error = pickle.loads(pickle.dumps(error, protocol))
     same(error, next(one for one in ERRORS if repr(one) == repr(error)))
@@ -52,7 +52,7 @@ def test_pickle(error: Exception, protocol: int) -> None:
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_result_backend(make_app: MakeApp, error: Exception, serializer: str) -> None:
-    """Each error comes back from a result backend as what it was, through its serializer too."""
+    """Each error is the same after a result backend stored and returned it, with either serializer."""
     app = make_app(result_serializer=serializer, accept_content=["json", "pickle"])
     backend = app.backend
     stored = backend.decode(backend.encode({"result": backend.prepare_exception(error, serializer)}))
@@ -60,21 +60,21 @@ def test_result_backend(make_app: MakeApp, error: Exception, serializer: str) ->
 
 
 def test_hierarchy() -> None:
-    """One base catches all; an outage is a StoreError, too."""
+    """All errors have one base, and StoreUnavailable is a StoreError."""
     for error in ERRORS:
         assert isinstance(error, SingletonError)
     assert issubclass(StoreUnavailable, StoreError)
 
 
-def test_duplicate_tells_key_and_holder() -> None:
-    """The text of a DuplicateTask says what is held, by whom, where, for how long."""
+def test_text_of_a_duplicate() -> None:
+    """The text of a DuplicateTask has the key, and the holder's task id, node and process."""
     text = str(DuplicateTask("the-key", HOLDER))
     for part in ("the-key", "id-1", "node@host", "4711"):
         assert part in text
 
 
 def test_public_names() -> None:
-    """The names of the public API are there, and no others are announced."""
+    """The package exports the public names and no others."""
     expected = {
         *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),

@@ -443,8 +443,8 @@ def test_released_lease_is_out_of_the_renewer_first(
 # -- another delivery of the same message --------------------------------------------------------
 
 
-def look(task: Any, postponed: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-    """Deliver a message whose task id holds the lock; answers the delay of what is published, and its header."""
+def check_redelivery(task: Any, state: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """Deliver a message whose task id holds the lock; return the delay and the retry state of the published message."""
     app = task.app
     runtime = execution.context_of(app)
     claim = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
@@ -452,49 +452,51 @@ def look(task: Any, postponed: dict[str, Any]) -> tuple[float, dict[str, Any]]:
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         before = datetime.now(timezone.utc)
-        assert "IGNORED" == deliver(task, headers={"singleton_postponed": postponed}).info.state
+        assert "IGNORED" == deliver(task, headers={"singleton_retry_state": state}).info.state
         headers = queue.get(timeout=5).headers
-    return (datetime.fromisoformat(headers["eta"]) - before).total_seconds(), headers["singleton_postponed"]
+    return (datetime.fromisoformat(headers["eta"]) - before).total_seconds(), headers["singleton_retry_state"]
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry", RetryLater(delay=2, max_wait=1)])
-def test_first_look_comes_soon(singleton: Singleton, store: Store, policy: Any) -> None:
-    """However often a message was postponed as a duplicate, its own other delivery is looked at again after 0.2 s."""
+def test_first_redelivery_check_comes_soon(singleton: Singleton, store: Store, policy: Any) -> None:
+    """The first redelivery check comes after 0.2 s, however often the message was published again as a duplicate."""
 
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    delay, header = look(task, {"times": 7, "waited": 90.0})
+    delay, header = check_redelivery(task, {"times": 7, "waited": 90.0})
     assert 0.2 <= delay < 0.4
-    assert {"times": 7, "waited": 90.0, "looks": 1} == header
+    assert {"times": 7, "waited": 90.0, "redelivery_checks": 1} == header
 
 
-@pytest.mark.parametrize(("looks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
-def test_looks_double_up_to_the_policys_delay(singleton: Singleton, store: Store, looks: int, delay: float) -> None:
-    """Later looks double their distance up to the policy's delay, and do not count as waiting for others."""
+@pytest.mark.parametrize(("checks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
+def test_redelivery_checks_slow_down_to_the_policys_delay(
+    singleton: Singleton, store: Store, checks: int, delay: float
+) -> None:
+    """The delay between redelivery checks doubles up to the policy's delay, and does not count for max_wait."""
 
     @singleton(name="x", on_duplicate=RetryLater(delay=2, max_wait=1))
     def task() -> None: ...
 
-    found, header = look(task, {"times": 1, "waited": 0.5, "looks": looks})
+    found, header = check_redelivery(task, {"times": 1, "waited": 0.5, "redelivery_checks": checks})
     assert delay <= found < delay + 0.2
-    assert {"times": 1, "waited": 0.5, "looks": looks + 1} == header
+    assert {"times": 1, "waited": 0.5, "redelivery_checks": checks + 1} == header
 
 
-def test_looks_begin_anew_after_a_wait_for_others(singleton: Singleton, store: Store) -> None:
-    """A duplicate of other work that is postponed has, when it meets its own other delivery again, a first look again."""
+def test_redelivery_checks_start_again_after_a_wait_for_others(singleton: Singleton, store: Store) -> None:
+    """After a message was published again as a duplicate of other work, its next redelivery check counts as the first."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
     with hold(task):
-        outcome = deliver(task, headers={"singleton_postponed": {"times": 1, "waited": 5.0, "looks": 4}})
-    (header,) = (outcome.info.retval.sig.options["headers"]["singleton_postponed"],)
-    assert (2, 0) == (header["times"], header["looks"])
+        outcome = deliver(task, headers={"singleton_retry_state": {"times": 1, "waited": 5.0, "redelivery_checks": 4}})
+    (header,) = (outcome.info.retval.sig.options["headers"]["singleton_retry_state"],)
+    assert (2, 0) == (header["times"], header["redelivery_checks"])
 
 
-def test_own_retry_does_not_carry_how_often_it_was_postponed(singleton: Singleton, store: Store, app: Any) -> None:
-    """A task's own retry is new work to wait for: what we noted in its message is not there, what others noted is."""
+def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: Store, app: Any) -> None:
+    """The message of a task's own retry has the headers of others, but not our retry state: its waiting starts anew."""
     seen: list[Any] = []
 
     @singleton(name="x", bind=True, max_retries=1, default_retry_delay=0)
@@ -502,14 +504,14 @@ def test_own_retry_does_not_carry_how_often_it_was_postponed(singleton: Singleto
         seen.append(self.request.headers)
         self.retry()
 
-    headers = {"singleton_postponed": {"times": 3, "waited": 90.0, "looks": 2}, "x-mine": "of the caller"}
+    headers = {"singleton_retry_state": {"times": 3, "waited": 90.0, "redelivery_checks": 2}, "x-mine": "of the caller"}
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         assert "RETRY" == deliver(task, headers=headers).info.state
         published = queue.get(timeout=5).headers
     assert [{"x-mine": "of the caller"}] == seen
     assert (1, "of the caller") == (published["retries"], published["x-mine"])
-    assert "singleton_postponed" not in published
+    assert "singleton_retry_state" not in published
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}], ids=["own", "auto"])
@@ -549,7 +551,7 @@ def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: p
     with heard(signals.store_error) as seen:
         assert isinstance(deliver(task).info.retval, StoreError)
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
-    assert f"Task x[id-1]: no lock {task.lock_key_for()}: NOPERM" == line
+    assert f"Task x[id-1] could not acquire {task.lock_key_for()}: NOPERM" == line
     assert ["store_error"] == seen
 
 
@@ -598,7 +600,7 @@ def test_control_characters_do_not_make_lines(
     with hold(task):
         deliver(task, task_id="id\n2\x1b[31m\u2028 é")
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
-    assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] refused: ")
+    assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] failed as a duplicate: ")
 
 
 def test_log_of_an_error_that_cannot_be_shown() -> None:

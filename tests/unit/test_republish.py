@@ -1,4 +1,4 @@
-"""A message that is published again goes to where it came from, with all that it carried, after a delay that its broker keeps."""
+"""A message that is published again goes where it came from, with all that it carried, after a delay that its broker keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.testing import hold
-from celery_singleton_lock.worker import republish
+from celery_singleton_lock.worker import destination
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from tests.unit.test_task import Singleton, deliver
 
 TOPIC = Exchange("tasks", "topic")
@@ -29,7 +30,7 @@ NESTED = {"headers": {"x-datadog-trace-id": "17"}, "x-mine": "of the caller", "x
 by_us = pytest.mark.skipif(
     celery.VERSION < (5, 7), reason="Celery before 5.7 stores RETRY by itself, whatever the request says"
 )
-NOTE = {"times": 2, "waited": 15.0, "looks": 0}
+STATE = {"times": 2, "waited": 15.0, "redelivery_checks": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def _forget_results(app: Celery) -> None:
 
 
 def published(task: Any, expected: str = "RETRY", queue: str = "celery", **request: Any) -> Any:
-    """Deliver a duplicate; answers the message that is published again."""
+    """Deliver a duplicate; return the message that is published again."""
     with task.app.connection_for_write() as connection, connection.SimpleQueue(queue) as found:
         found.clear()
         assert expected == deliver(task, **request).info.state
@@ -48,17 +49,17 @@ def published(task: Any, expected: str = "RETRY", queue: str = "celery", **reque
 
 def hold_as(task: Any, task_id: str) -> None:
     """Let another delivery of this task id hold the lock."""
-    plan = config_for(task)
-    context_of(task.app).store.acquire(LeaseRequest(plan.base, plan.digest((), {}), "first", 600.0, task_id))
+    config = config_for(task)
+    context_of(task.app).store.acquire(LeaseRequest(config.base, config.digest((), {}), "first", 600.0, task_id))
 
 
 def request(**given: Any) -> Context:
-    """A request as a worker makes it."""
+    """Make a request as a worker does."""
     return Context({"id": "id-1", "args": (), "kwargs": {}, **given})
 
 
 def delay_of(message: Any, before: datetime) -> float:
-    """Seconds until the message is due."""
+    """Return the seconds until the message is due."""
     return (datetime.fromisoformat(message.headers["eta"]) - before).total_seconds()
 
 
@@ -66,32 +67,32 @@ def delay_of(message: Any, before: datetime) -> float:
 
 
 def test_nested_headers(singleton: Singleton) -> None:
-    """Headers of the caller and those that a tracer nests stay where they were, and postponements are counted."""
+    """Headers of the caller and those that a tracer nests stay where they were, and the retry state counts on."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
     with hold(task):
-        headers = published(task, headers={**NESTED, "singleton_postponed": NOTE}).headers
+        headers = published(task, headers={**NESTED, RETRY_STATE_HEADER: STATE}).headers
     own = {name: headers[name] for name in NESTED}
     assert NESTED == own
-    assert 3 == headers["singleton_postponed"]["times"]
-    assert 15.0 < headers["singleton_postponed"]["waited"]
+    assert 3 == headers[RETRY_STATE_HEADER]["times"]
+    assert 15.0 < headers[RETRY_STATE_HEADER]["waited"]
 
 
 def test_nested_headers_and_a_policy_that_ends(singleton: Singleton) -> None:
-    """``max_wait`` ends the waiting, whatever is nested in the headers."""
+    """The task fails after ``max_wait``, whatever is nested in the headers."""
 
     @singleton(name="x", on_duplicate=RetryLater(max_wait=15))
     def task() -> None: ...
 
     with hold(task):
-        outcome = deliver(task, headers={**NESTED, "singleton_postponed": NOTE})
+        outcome = deliver(task, headers={**NESTED, RETRY_STATE_HEADER: STATE})
     assert isinstance(outcome.info.retval, DuplicateTask)
 
 
-def test_what_a_receiver_put_on_the_request_does_not_travel(singleton: Singleton) -> None:
-    """An object on the request, as of a receiver of ``task_prerun``, is no header."""
+def test_objects_on_the_request_are_no_headers(singleton: Singleton) -> None:
+    """An object that a receiver of ``task_prerun`` put on the request does not become a header."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
@@ -109,8 +110,8 @@ def test_what_a_receiver_put_on_the_request_does_not_travel(singleton: Singleton
 
 
 @pytest.mark.parametrize("nested", [{}, {"headers": {"x-death": [1], "x-last-death-queue": "q", "x-mine": 1}}])
-def test_dead_letters_are_forgotten(singleton: Singleton, nested: Any) -> None:
-    """RabbitMQ would take a message with the headers of its own dead letters for a cycle, and drop it."""
+def test_dead_letter_headers_are_removed(singleton: Singleton, nested: Any) -> None:
+    """Headers about dead letters are removed, since RabbitMQ would detect a cycle and drop the message."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
@@ -124,7 +125,7 @@ def test_dead_letters_are_forgotten(singleton: Singleton, nested: Any) -> None:
 
 @pytest.mark.parametrize("parent", [None, "parent-1"])
 def test_parent_is_kept(singleton: Singleton, parent: str | None) -> None:
-    """A postponed task is not its own parent, and not its own child."""
+    """A task that runs later keeps its parent, and is not its own parent or child."""
     trails: list[Any] = []
 
     @singleton(name="x", on_duplicate="retry")
@@ -144,7 +145,7 @@ def test_parent_is_kept(singleton: Singleton, parent: str | None) -> None:
 
 
 def test_properties_are_kept(singleton: Singleton) -> None:
-    """What a publisher put among the properties, as django-celery-beat the name of a periodic task, is still there."""
+    """Properties of the publisher are kept, such as the periodic task's name that django-celery-beat adds."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
@@ -154,6 +155,19 @@ def test_properties_are_kept(singleton: Singleton) -> None:
         message = published(task, properties=properties)
     assert "nightly" == message.properties["periodic_task_name"]
     assert "old" != message.properties["delivery_tag"]
+
+
+@pytest.mark.parametrize(
+    ("header", "state"),
+    [
+        ({}, RetryState()),
+        ({"times": 2, "waited": 1.5, "redelivery_checks": 3}, RetryState(2, 1.5, 3)),
+        ({"times": 2, "unknown": 1}, RetryState(2, 0.0, 0)),
+    ],
+)
+def test_retry_state_of_other_versions(header: dict[str, Any], state: RetryState) -> None:
+    """A retry state with missing or unknown fields, as another version writes it, can be read."""
+    assert state == retry_state_of(request(**{RETRY_STATE_HEADER: header}))
 
 
 # -- destinations --------------------------------------------------------------------------------
@@ -174,7 +188,7 @@ def source(key: str, exchange: str = "tasks") -> dict[str, Any]:
     ids=["bound", "bindings"],
 )
 def test_topic_exchange(app: Celery, singleton: Singleton, queue: Queue) -> None:
-    """A message of a topic exchange comes back to its queue, though nobody has declared that exchange here."""
+    """A message of a topic exchange returns to its queue, though this process never declared the exchange."""
     use_queues(app, queue)
 
     @singleton(name="x", on_duplicate="retry")
@@ -186,7 +200,7 @@ def test_topic_exchange(app: Celery, singleton: Singleton, queue: Queue) -> None
 
 
 def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
-    """RabbitMQ delivers a delayed message from another exchange; it goes to its own queue, its key without the delay."""
+    """A message that RabbitMQ delayed comes from another exchange; it returns to its own queue, with its own routing key."""
     quorum = {"x-queue-type": "quorum"}
     orders = Queue("orders", TOPIC, "orders.#", queue_arguments=quorum)
     use_queues(app, Queue("other", TOPIC, "other", queue_arguments=quorum), orders)
@@ -195,7 +209,7 @@ def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
     def task() -> None: ...
 
     delayed = source("0." * 27 + "1.orders.new", "celery_delayed_delivery")
-    signature = republish.signature_of(task, request(**delayed), 1.0, republish.RetryState())
+    signature = signature_of(task, request(**delayed), 1.0, RetryState())
     found = signature.options["queue"]
     assert ("orders", TOPIC, "orders.new") == (found.name, found.exchange, found.routing_key)
     assert "orders.#" == app.amqp.queues["orders"].routing_key
@@ -214,15 +228,15 @@ def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
     ],
 )
 def test_message_in_several_queues(app: Celery, queues: list[Any], several: bool) -> None:
-    """A message of a fanout exchange, or one that an exchange puts into several queues, is told from others."""
+    """A message of a fanout exchange, or one that an exchange puts into several queues, is recognized."""
     use_queues(app, *queues)
-    assert several is republish.goes_to_several_queues(app, request(**source("k", "all")))
-    assert not republish.goes_to_several_queues(app, request(**source("k", "")))
-    assert not republish.goes_to_several_queues(app, request())
+    assert several is destination.goes_to_several_queues(app, request(**source("k", "all")))
+    assert not destination.goes_to_several_queues(app, request(**source("k", "")))
+    assert not destination.goes_to_several_queues(app, request())
 
 
 class TestBroadcast:
-    """One message for all workers is never published again: each would get it again."""
+    """A message for all workers is never published again, since each worker would get it again."""
 
     @pytest.fixture(params=["skip", "retry", "raise"])
     def task(self, request: pytest.FixtureRequest, app: Celery, singleton: Singleton) -> Any:
@@ -239,13 +253,13 @@ class TestBroadcast:
         monkeypatch.setattr(app, "send_task", lambda *_, **__: pytest.fail("published"))
 
     def test_same_message_elsewhere(self, task: Any) -> None:
-        """While one worker runs it, the others drop it, under every policy, and store nothing."""
+        """While one worker runs it, the others drop it and store nothing, under every policy."""
         hold_as(task, "id-1")
         assert "IGNORED" == deliver(task, **source("", "all")).info.state
         assert "PENDING" == task.AsyncResult("id-1").state
 
     def test_other_message(self, task: Any) -> None:
-        """A duplicate of another message is skipped where it would be postponed, else as the policy says."""
+        """A duplicate of another message is skipped if the policy would run it later; else the policy decides."""
         hold_as(task, "other")
         outcome = deliver(task, **source("", "all"))
         raises = task.on_duplicate == "raise"
@@ -253,7 +267,7 @@ class TestBroadcast:
         assert ("FAILURE" if raises else "SUCCESS") == task.AsyncResult("id-1").state
 
     def test_store_away(self, app: Celery, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A store that is away fails the task at once."""
+        """The task fails at once if the store is unreachable."""
 
         def away(*_: Any) -> None:
             raise StoreUnavailable("away")
@@ -267,9 +281,9 @@ class TestBroadcast:
 
 @pytest.mark.parametrize(("wanted", "kept"), [(0.2, 1.0), (1.0, 1.0), (1.2, 2.0), (5.0, 5.0)])
 def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> None:
-    """RabbitMQ delays by whole seconds, at least one."""
+    """RabbitMQ delays messages of quorum queues by whole seconds, at least one."""
     use_queues(app, Queue("orders", TOPIC, "orders", queue_arguments={"x-queue-type": "quorum"}))
-    assert kept == republish.shortened(app, wanted)
+    assert kept == destination.shortened(app, wanted)
 
 
 @pytest.mark.parametrize(
@@ -283,16 +297,16 @@ def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> Non
     ],
 )
 def test_delay_fits_the_visibility_timeout(app: Celery, broker: Any, options: Any, longest: float) -> None:
-    """A message never waits for longer than half the time after which its broker delivers it to somebody else."""
+    """A message never waits for longer than half of the broker's visibility timeout."""
     app.conf.update(broker_url=broker, broker_transport_options=options)
-    assert longest == republish.longest_delay(app.conf)
-    assert min(7200.0, longest) == republish.shortened(app, 7200.0)
-    assert 0.2 == republish.shortened(app, 0.2)
+    assert longest == destination.longest_delay(app.conf)
+    assert min(7200.0, longest) == destination.shortened(app, 7200.0)
+    assert 0.2 == destination.shortened(app, 0.2)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
 def test_published_delay_fits(app: Celery, singleton: Singleton, same: bool) -> None:
-    """Both a redelivery's check and a postponement keep to what the broker can do, and count what was really waited."""
+    """Redelivery checks and retries use delays that the broker can keep, and max_wait counts the shortened delay."""
     app.conf.broker_transport_options = {"visibility_timeout": 0.2}
 
     @singleton(name="x", on_duplicate=RetryLater(delay=60, jitter=0))
@@ -302,7 +316,7 @@ def test_published_delay_fits(app: Celery, singleton: Singleton, same: bool) -> 
     before = datetime.now(timezone.utc)
     message = published(task, "IGNORED" if same else "RETRY")
     assert 0.1 <= delay_of(message, before) < 0.2
-    assert (0.0 if same else 0.1) == message.headers["singleton_postponed"]["waited"]
+    assert (0.0 if same else 0.1) == message.headers[RETRY_STATE_HEADER]["waited"]
 
 
 # -- publishing fails ----------------------------------------------------------------------------
@@ -313,7 +327,7 @@ def test_published_delay_fits(app: Celery, singleton: Singleton, same: bool) -> 
 def test_check_that_cannot_be_published(
     singleton: Singleton, monkeypatch: pytest.MonkeyPatch, acks_late: bool, error: Exception
 ) -> None:
-    """A redelivery of a task that acknowledges late goes back to the broker, whatever kept its check from being published."""
+    """A redelivered message that is acknowledged late goes back to the broker if its check cannot be published."""
 
     @singleton(name="x", acks_late=acks_late)
     def task() -> None: ...
@@ -323,16 +337,16 @@ def test_check_that_cannot_be_published(
 
     hold_as(task, "id-1")
     monkeypatch.setattr(task.app, "send_task", fail)
-    told = deliver(task).info.retval
-    assert isinstance(told, Reject if acks_late else Ignore)
-    assert not acks_late or told.requeue
+    raised = deliver(task).info.retval
+    assert isinstance(raised, Reject if acks_late else Ignore)
+    assert not acks_late or raised.requeue
 
 
 # -- the state RETRY -----------------------------------------------------------------------------
 
 
-def test_reason_of_a_postponement(app: Celery) -> None:
-    """``on_retry`` and the stored RETRY have the error that says who holds the lock."""
+def test_reason_of_a_retry(app: Celery) -> None:
+    """``on_retry`` and the stored RETRY have the error that names the holder."""
     seen: list[Any] = []
 
     class Hooked(SingletonTask):
@@ -354,21 +368,21 @@ def test_reason_of_a_postponement(app: Celery) -> None:
 
 @by_us
 def test_state_that_cannot_be_stored(singleton: Singleton, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result backend that is away does not keep a message from being published again."""
+    """The message is published again though the result backend is unreachable."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
     real = task.backend.mark_as_retry
-    told: list[Any] = []
+    calls: list[Any] = []
 
-    def once_away(*args: Any, **kwargs: Any) -> Any:
-        told.append(args)
-        if len(told) == 1:
-            raise OSError("away")
+    def unreachable_once(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError("unreachable")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(task.backend, "mark_as_retry", once_away)
+    monkeypatch.setattr(task.backend, "mark_as_retry", unreachable_once)
     with hold(task):
         published(task)
     assert "RETRY" == task.AsyncResult("id-1").state
@@ -376,7 +390,7 @@ def test_state_that_cannot_be_stored(singleton: Singleton, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("ignored", [pytest.param(True, marks=by_us), False])
 def test_ignored_result(singleton: Singleton, ignored: bool) -> None:
-    """A task without a result has no state either; what the message says of that is kept."""
+    """A task that ignores its result stores no RETRY, and its message keeps that option."""
 
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...

@@ -24,7 +24,6 @@ from celery_singleton_lock import (
     DuplicateTask,
     Holder,
     LockLost,
-    RetryLater,
     SingletonMixin,
     SingletonTask,
     Skip,
@@ -1024,13 +1023,6 @@ def test_lock_holder(singleton: Singleton) -> None:
     assert task.lock_holder(1) is None
     with hold(task, 1):
         assert "held-by-test" == assert_held(task, a=1).task_id
-
-
-def test_postponed_message_uses_no_retries() -> None:
-    """Waiting for a lock is no retry of the task's own; the delay grows from look to look up to its bound."""
-    policy = RetryLater(delay=1, backoff=2, max_delay=5, jitter=0, max_wait=10)
-    assert [1, 2, 4, 5, 5] == [policy.delay_for(times, 0.0) for times in range(5)]
-    assert 0.5 == policy.delay_for(3, 9.5)
 
 
 def test_token_is_no_task_id_and_never_shown(singleton: Singleton) -> None:

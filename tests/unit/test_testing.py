@@ -1,4 +1,4 @@
-"""What users' tests are given."""
+"""The helpers for users' own tests."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def sync_account(account: int) -> str:
 
 
 def redis_app(make_app: MakeApp, **settings: Any) -> Any:
-    """An app as a user has it: configured for a Redis, which is not there."""
+    """Make an app as a user has it, configured for a Redis server that does not run."""
     app = make_app(singleton_lock_url="redis://127.0.0.1:1/0", **settings)
     app.task(base=SingletonTask, name="sync")(sync_account)
     return app
 
 
 def test_duplicate_without_redis(make_app: MakeApp) -> None:
-    """A held signature makes an eager run a duplicate; another signature runs; afterwards it is free."""
+    """An eager run is a duplicate while its signature is held, and runs with another signature or afterwards."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app):
@@ -48,7 +48,7 @@ def test_duplicate_without_redis(make_app: MakeApp) -> None:
 
 
 def test_hold_twice_is_an_error(make_app: MakeApp) -> None:
-    """A signature that is held cannot be held again, and the failure names key and holder."""
+    """A held signature cannot be held again; the error names key and holder."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app), hold(sync, 42), pytest.raises(AssertionError, match="held-by-test"), hold(sync, account=42):
@@ -56,7 +56,7 @@ def test_hold_twice_is_an_error(make_app: MakeApp) -> None:
 
 
 def test_store_is_empty_at_first(make_app: MakeApp) -> None:
-    """Each use begins without locks, whatever was left held before."""
+    """Each use starts without locks, whatever was held before."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app):
@@ -66,8 +66,8 @@ def test_store_is_empty_at_first(make_app: MakeApp) -> None:
         assert_free(sync, 42)
 
 
-def test_settings_are_as_before_afterwards(make_app: MakeApp) -> None:
-    """After the block the app's own settings count again, also where they had not been given."""
+def test_settings_are_restored(make_app: MakeApp) -> None:
+    """After the block the app has its own settings again, and those that it did not set are unset."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     key = sync.lock_key_for(42)
@@ -79,8 +79,8 @@ def test_settings_are_as_before_afterwards(make_app: MakeApp) -> None:
     assert "synced 42" == sync.apply((42,)).result
 
 
-def test_settings_are_as_before_after_a_failure(make_app: MakeApp) -> None:
-    """They are put back when the block fails, too."""
+def test_settings_are_restored_after_a_failure(make_app: MakeApp) -> None:
+    """The settings are restored if the block fails, too."""
     app = redis_app(make_app)
     with pytest.raises(ZeroDivisionError), memory_store(app):
         raise ZeroDivisionError
@@ -89,7 +89,7 @@ def test_settings_are_as_before_after_a_failure(make_app: MakeApp) -> None:
 
 
 def test_keys_are_the_same_inside(make_app: MakeApp) -> None:
-    """A key is made as it would be outside of the block: prefix setting included."""
+    """Keys are the same inside and outside of the block, with the app's prefix."""
     app = redis_app(make_app, singleton_lock_prefix="shop")
     sync = app.tasks["sync"]
     key = sync.lock_key_for(42)
@@ -100,7 +100,7 @@ def test_keys_are_the_same_inside(make_app: MakeApp) -> None:
 
 
 def test_an_app_without_any_store(make_app: MakeApp) -> None:
-    """An app that names no store can be tested, and afterwards still says that it has none."""
+    """An app without a store can be tested, and afterwards its error about the missing store is the same."""
     app = make_app(singleton_lock_url=None)
     sync = app.task(base=SingletonTask, name="sync")(sync_account)
     with memory_store(app):
@@ -110,7 +110,7 @@ def test_an_app_without_any_store(make_app: MakeApp) -> None:
 
 
 def test_nested_use(make_app: MakeApp) -> None:
-    """An inner block has a store of its own; the outer one's locks are there again after it."""
+    """An inner block has its own store; after it the locks of the outer block are held again."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app), hold(sync, 42):
@@ -120,18 +120,18 @@ def test_nested_use(make_app: MakeApp) -> None:
 
 
 def test_policies_can_be_tested(make_app: MakeApp) -> None:
-    """A task's own policy decides about the duplicate."""
+    """The task's own policy decides what happens to the duplicate."""
     app = redis_app(make_app)
     loud = app.task(base=SingletonTask, name="loud", on_duplicate="raise")(sync_account)
     with memory_store(app), hold(loud, 1):
         assert "DuplicateTask" == type(loud.apply((1,)).result).__name__
 
 
-# -- what a use leaves behind --------------------------------------------------------------------
+# -- threads and stores after a use --------------------------------------------------------------------
 
 
 def native_threads() -> int:
-    """How many threads the operating system sees in this process, those unknown to `threading` included."""
+    """Return how many threads this process has, including those unknown to `threading`."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -141,7 +141,7 @@ def memory_stores() -> int:
 
 
 def test_nothing_is_left_behind(make_app: MakeApp) -> None:
-    """However often it is used, no thread and no store stays; each use has had both of its threads."""
+    """After many uses no thread and no store is left; each use had both of its threads."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     threads, stores = native_threads(), memory_stores()
@@ -155,7 +155,7 @@ def test_nothing_is_left_behind(make_app: MakeApp) -> None:
 
 
 def test_nested_use_ends_only_its_own(make_app: MakeApp) -> None:
-    """The end of an inner block leaves the outer one's leases renewed and its callbacks called."""
+    """After an inner block has ended, the outer one still renews leases and calls callbacks."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     threads = native_threads()
@@ -163,9 +163,9 @@ def test_nested_use_ends_only_its_own(make_app: MakeApp) -> None:
         with memory_store(app):
             sync.apply((42,))
         sync.apply((42,))
-        told: list[int] = []
-        context_of(app).callbacks.call(lambda: told.append(1))
-        until(lambda: told)
+        called: list[int] = []
+        context_of(app).callbacks.call(lambda: called.append(1))
+        until(lambda: called)
     until(lambda: native_threads() <= threads, "the threads of both have ended")
 
 
@@ -190,9 +190,9 @@ def counted():
 def use():
     with memory_store(app):
         assert work.apply().result == 1
-        told = []
-        context_of(app).callbacks.call(lambda: told.append(1))
-        while not told:
+        called = []
+        context_of(app).callbacks.call(lambda: called.append(1))
+        while not called:
             time.sleep(0.001)
 
 use()
@@ -214,14 +214,14 @@ print(over, counted(), before)
     ],
 )
 def test_nothing_is_left_behind_in_green_processes(library: str, patch: str) -> None:
-    """So it is where gevent or eventlet has patched the process: no thread and no file descriptor stays."""
+    """In a process patched by gevent or eventlet no thread and no file descriptor is left."""
     code = GREEN.format(library=library, patch=patch)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.stdout.startswith("True"), ended.stdout + ended.stderr
 
 
 class TestInFixtures:
-    """Fixtures of several scopes may each use it."""
+    """Several fixtures of one test can each use a store."""
 
     @pytest.fixture
     def outer(self, make_app: MakeApp) -> Iterator[Any]:
@@ -245,7 +245,7 @@ class TestInFixtures:
             assert "synced 2" == sync.apply((2,)).result
 
 
-# -- tasks that take no lock ---------------------------------------------------------------------
+# -- tasks that use no lock ---------------------------------------------------------------------
 
 
 def plain_task(app: Any) -> Any:
@@ -283,7 +283,7 @@ def bare_function(app: Any) -> Any:
     "make", [plain_task, switched_off, switched_off_below, switched_off_by_setting, celerys_own, bare_function]
 )
 def test_task_without_a_lock_is_refused(make_app: MakeApp, make: Callable[[Any], Any]) -> None:
-    """A task that takes no lock can be neither held nor found held or free: the refusal names it and says why."""
+    """`hold` and the assertions refuse a task that uses no lock; the error names it and says why."""
     app = redis_app(make_app)
     task = make(app)
     name = getattr(task, "name", "sync_account")
