@@ -87,7 +87,7 @@ def _judged(target: Target) -> dict[str, Any]:
 
 
 def _target(target: Target) -> str:
-    return f"  {target.verdict.ljust(6)}  {target.text}: {_cell(target.measured)}, bound {_number(target.bound)}"
+    return f"  {target.verdict.ljust(6)}  {target.text}: {_cell(target.measured)}, bound {number_of(target.bound)}"
 
 
 def _table(table: Table) -> str:
@@ -106,11 +106,11 @@ def _padded(word: str, width: int, column: int) -> str:
 
 def _cell(cell: Cell) -> str:
     if isinstance(cell, Spread):
-        return f"{_number(cell.median)} ({_number(cell.low)}–{_number(cell.high)})"
-    return cell if isinstance(cell, str) else _number(cell)
+        return f"{number_of(cell.median)} ({number_of(cell.low)}–{number_of(cell.high)})"
+    return cell if isinstance(cell, str) else number_of(cell)
 
 
-def _number(value: float) -> str:
+def number_of(value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"

@@ -1,4 +1,4 @@
-"""`python -m example_project`: the whole service on this machine for a short while, with a worker killed under it."""
+"""Run the whole service on this machine for half a minute, and kill one worker while it holds locks."""
 
 import argparse
 import sys
@@ -15,13 +15,19 @@ def options() -> demo.Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m example_project", description=__doc__)
     parser.add_argument(
-        "--redis-url", metavar="URL", help="use this server and database, under a key prefix of our own"
+        "--redis-url", metavar="URL", help="use this Redis server and database; the demo adds a key prefix of its own"
     )
-    parser.add_argument("--seconds", type=float, default=24.0, help="how long work is asked for (default: %(default)g)")
-    parser.add_argument("--no-kill", action="store_true", help="leave all workers alive")
-    parser.add_argument("--keep", action="store_true", help="keep the working directory: ledger and logs")
     parser.add_argument(
-        "--timeline", type=Path, default=Path("timeline.svg"), metavar="PATH", help="the picture (default: %(default)s)"
+        "--seconds", type=float, default=24.0, help="seconds during which work is sent (default: %(default)g)"
+    )
+    parser.add_argument("--no-kill", action="store_true", help="leave all workers alive")
+    parser.add_argument("--keep", action="store_true", help="keep the working directory with ledger and logs")
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        default=Path("timeline.svg"),
+        metavar="PATH",
+        help="file for the picture (default: %(default)s)",
     )
     words = parser.parse_args()
     if not 5 <= words.seconds <= 3600:
@@ -32,7 +38,7 @@ def options() -> demo.Options:
 
 
 def main() -> int:
-    """Run the demo and return its exit code: 0 all well, 1 a broken promise, 2 could not run, 130 interrupted."""
+    """Run the demo and return its exit code: 0 success, 1 a broken promise, 2 the demo could not run, 130 interrupted."""
     wanted = options()
     interrupts.listen()
     try:
@@ -41,7 +47,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; everything is stopped", file=sys.stderr)
+        print("interrupted; all processes have ended", file=sys.stderr)
         return 130
 
 

@@ -1,4 +1,4 @@
-"""The Celery application; its settings are read when first needed, so the demo can set the environment before."""
+"""The Celery application. Celery reads the settings at first use, so the demo can set environment variables before."""
 
 from celery import Celery
 

@@ -1,4 +1,4 @@
-"""The demo from start to end: servers up, work asked for, a worker killed, figures, everything down."""
+"""Runs the demo: starts servers and workers, sends work, kills a worker, reports, and stops everything."""
 
 import gc
 import os
@@ -20,15 +20,15 @@ from example_project.reaper import Reaper
 from example_project.traffic import Traffic
 
 BEATS = ("beat-1", "beat-2")
-#: Seconds that what was asked for may take after the last of it was asked.
+#: Seconds that the workers get to finish after the last task was sent.
 DRAIN = 25.0
-#: Seconds between two looks at keys and clocks, and between two pictures on the screen.
+#: Seconds between two checks of keys and clocks, and between two updates of the screen.
 TICK, FRAME = 0.02, 0.5
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says: `seconds` is how long work is asked for; `redis_url` None means a server of our own."""
+    """The command line: work is sent for `seconds`; if `redis_url` is None, the demo starts a server of its own."""
 
     seconds: float
     kill: bool
@@ -38,10 +38,10 @@ class Options:
 
 
 class Demo:
-    """One run of the demo in a working directory of its own."""
+    """One run of the demo, in its own working directory."""
 
     def __init__(self, options: Options, directory: Path, screen: Display) -> None:
-        """Take the options, an empty directory and where to show what happens."""
+        """Take the options, an empty directory and a display."""
         self._options, self._screen = options, screen
         self.url = options.redis_url or redis_server.url(directory)
         self.prefix = f"example_project:{uuid4().hex[:8]}:"
@@ -55,7 +55,7 @@ class Demo:
         self._directory = directory
 
     def run(self) -> int:
-        """Run to the end and return the exit code: 0, or 1 when a promise was broken."""
+        """Run to the end and return the exit code: 0, or 1 if a promise was broken."""
         self._start()
         traffic = Traffic(self._options.seconds)
         started = monotonic()
@@ -105,29 +105,29 @@ class Demo:
         nodes = tuple(node(worker) for worker in WORKERS)
         return story.Story(monotonic() - started, nodes, story.runs(started), story.events(started), reaper.kill)
 
-    def _conclude(self, told: story.Story, missing: list[str]) -> int:
-        self._options.timeline.write_text(timeline.render(told), encoding="utf-8")
+    def _conclude(self, outcome: story.Story, missing: list[str]) -> int:
+        self._options.timeline.write_text(timeline.render(outcome), encoding="utf-8")
         self._screen.close()
-        self._screen.table(report.HEADINGS, report.table(told))
-        for line in report.takeover_lines(told):
+        self._screen.table(report.HEADINGS, report.table(outcome))
+        for line in report.takeover_lines(outcome):
             self._screen.say(line)
-        faults = report.faults(told, self._options.kill) + missing
+        faults = report.faults(outcome, self._options.kill) + missing
         for fault in faults:
             self._screen.say(f"FAULT {fault}")
         self._screen.say(f"timeline: {self._options.timeline}")
-        self._screen.say("FAILED" if faults else "no overlap, and nothing that was asked for is missing")
+        self._screen.say("FAILED" if faults else "no overlap, and all work that was sent is done")
         return 1 if faults else 0
 
 
 def run(options: Options, screen: Display) -> int:
-    """Run the demo, and leave nothing behind whatever happens: no process, no file, no key."""
+    """Run the demo. However it ends, no process, file or key is left behind."""
     with _directory(options.keep, screen) as directory:
         demo = Demo(options, directory, screen)
         try:
             return demo.run()
         finally:
             screen.close()
-            gc.collect()  # results talk to Redis when they go: let them while it is there
+            gc.collect()  # a result calls Redis when it is deleted, so delete all while the server still runs
             demo.fleet.close()
             if options.redis_url:
                 redis_server.forget(options.redis_url, demo.prefix)

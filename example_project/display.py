@@ -1,4 +1,4 @@
-"""What is seen while the demo runs: a live table on a terminal with Rich installed, plain lines otherwise."""
+"""Shows the running demo: a live table on a terminal if Rich is installed, plain lines otherwise."""
 
 import sys
 from collections.abc import Sequence
@@ -11,28 +11,28 @@ from example_project.story import Story
 
 
 class Display(Protocol):
-    """Where the demo shows what it does."""
+    """Shows the demo's progress."""
 
     def say(self, line: str) -> None:
-        """Show a line that stays."""
+        """Print a line that stays on the screen."""
 
     def show(self, story: Story, seconds: float) -> None:
-        """Show how far the demo is, of so many seconds."""
+        """Show the progress of a demo of this many seconds."""
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table that stays."""
+        """Print a table that stays on the screen."""
 
     def close(self) -> None:
-        """Stop whatever moves on the screen."""
+        """Stop the live part of the screen."""
 
 
 class Plain:
-    """One line every few seconds."""
+    """Prints one line every few seconds."""
 
     EVERY = 4.0
 
     def __init__(self) -> None:
-        """Start with nothing shown."""
+        """Start with an empty screen."""
         self._next = 0.0
 
     def say(self, line: str) -> None:
@@ -40,7 +40,7 @@ class Plain:
         print(line, flush=True)
 
     def show(self, story: Story, seconds: float) -> None:
-        """Print a line when it is time for one."""
+        """Print a line if the last one is old enough."""
         if story.end >= self._next:
             self._next = story.end + self.EVERY
             now = ", ".join(f"{run.work} on {run.node.partition('@')[0]}" for run in story.unfinished())
@@ -53,14 +53,14 @@ class Plain:
             self.say("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())
 
     def close(self) -> None:
-        """Do nothing: nothing moves."""
+        """Do nothing: there is no live part."""
 
 
 class Live:
-    """A progress bar, what each worker does, and the figures so far."""
+    """Shows a progress bar, the current bodies of each worker, and the figures so far."""
 
     def __init__(self) -> None:
-        """Take over the terminal."""
+        """Start the live part of the terminal."""
         from rich.console import Console
         from rich.live import Live as RichLive
 
@@ -69,17 +69,17 @@ class Live:
         self._live.start()
 
     def say(self, line: str) -> None:
-        """Print the line above what moves."""
+        """Print the line above the live part."""
         self._console.print(line, markup=False)
 
     def show(self, story: Story, seconds: float) -> None:
-        """Draw everything anew."""
+        """Draw the live part again."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.text import Text
 
         bar = ProgressBar(total=seconds, completed=min(story.end, seconds), width=60)
-        heads = Text(f"{story.end:.0f} of {seconds:.0f} s" if story.end < seconds else "finishing what was asked for")
+        heads = Text(f"{story.end:.0f} of {seconds:.0f} s" if story.end < seconds else "waiting for the last tasks")
         lines = [Text.assemble((f"{worker:>8}  ", "bold"), _state(story, node(worker))) for worker in WORKERS]
         figures = _rich_table(report.HEADINGS[:-1], [row[:-1] for row in report.table(story)])
         self._live.update(Group(heads, bar, *lines, figures), refresh=True)
@@ -89,12 +89,12 @@ class Live:
         self._console.print(_rich_table(headings, rows))
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Stop the live part."""
         self._live.stop()
 
 
 def choose() -> Display:
-    """Return the live display where it can be shown."""
+    """Return the live display if the terminal can show it."""
     return Live() if sys.stdout.isatty() and find_spec("rich") else Plain()
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, and its like, noticed only where the demo waits: never between starting a process and writing it down."""
+"""Handles Ctrl-C and similar signals only while the demo waits, so that it never loses a process that it has just started."""
 
 import signal
 from time import monotonic, sleep
@@ -8,16 +8,16 @@ _asked: list[int] = []
 
 
 def listen() -> None:
-    """From now on only remember SIGINT, SIGTERM and SIGHUP."""
+    """Remember SIGINT, SIGTERM and SIGHUP from now on; `pause` acts on them."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _remember)
 
 
 def pause(seconds: float) -> None:
-    """Sleep for at least so many seconds.
+    """Sleep for at least this many seconds.
 
     Raises:
-        KeyboardInterrupt: somebody wants the demo to end.
+        KeyboardInterrupt: one of these signals has arrived.
     """
     deadline = monotonic() + seconds
     while not _asked and (left := deadline - monotonic()) > 0:

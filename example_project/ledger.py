@@ -1,6 +1,6 @@
-"""The SQLite ledger: rates, payments and balances, and what each task body did and when.
+"""The SQLite ledger. It holds rates, payments and balances, and a record of every run and event.
 
-Times are readings of `time.monotonic()`, in seconds: one clock for all processes of a machine.
+Times are readings of `time.monotonic()` in seconds, a clock that all processes of a machine share.
 """
 
 import os
@@ -32,12 +32,12 @@ CREATE TABLE IF NOT EXISTS events (at REAL, kind TEXT, task TEXT, key TEXT, task
 
 
 def path() -> Path:
-    """Return where the ledger is: named by the environment, else a file in the working directory."""
+    """Return the ledger's path: from the environment, or else a file in the working directory."""
     return Path(os.environ.get(LEDGER_VARIABLE, "example_ledger.sqlite3"))
 
 
 def create() -> None:
-    """Create the ledger's tables and accounts, where they are missing."""
+    """Create the ledger's tables and accounts if they are missing."""
     connection = _connect()
     try:
         connection.execute("PRAGMA journal_mode=WAL")
@@ -49,7 +49,7 @@ def create() -> None:
 
 @contextmanager
 def transaction() -> Iterator[sqlite3.Connection]:
-    """Give a connection of one's own inside one write transaction: nothing is shared across a fork or a thread."""
+    """Open a new connection inside one write transaction, so that forks and threads share nothing."""
     connection = _connect()
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -69,20 +69,20 @@ def read(query: str, *values: object) -> list[sqlite3.Row]:
 
 
 def number(query: str, *values: object) -> int:
-    """Return the single whole number that a query asks for, 0 for NULL or no row."""
+    """Return the single integer of a query, or 0 for NULL or no row."""
     rows = read(query, *values)
     return int(rows[0][0] or 0) if rows else 0
 
 
 def note(kind: str, *, task: str = "", key: str = "", task_id: str = "", node: str = "", holder: str = "") -> None:
-    """Write down that something happened now."""
+    """Record an event with the present time."""
     row = (monotonic(), kind, task, key, task_id, node, holder)
     with transaction() as connection:
         connection.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def add_payment(account: str, cents: int) -> int:
-    """Write down a payment that is still to be posted, and return its number."""
+    """Record a payment that is not posted yet, and return its number."""
     with transaction() as connection:
         cursor = connection.execute(
             "INSERT INTO payments (account, cents, asked) VALUES (?, ?, ?)", (account, cents, monotonic())
@@ -91,17 +91,17 @@ def add_payment(account: str, cents: int) -> int:
 
 
 class StaleFence(Exception):
-    """A later lease has written here already: the lock of this task was lost."""
+    """Raised when a later lease has already written here: this task has lost its lock."""
 
 
 def post_payment(payment: int, account: str, balance: int, fence: int) -> None:
-    """Set the account's new balance and mark the payment as posted, both or neither, and only once.
+    """Set the account's new balance and mark the payment as posted, in one transaction and only once.
 
     Arguments:
         payment: its number.
-        account: of the payment.
+        account: the account of the payment.
         balance: the new balance in cents.
-        fence: of the lease under which the balance was read (`lease.fence`).
+        fence: `lease.fence` of the task that read the balance.
 
     Raises:
         StaleFence: the account has seen a higher fence. Nothing was written.

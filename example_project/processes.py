@@ -1,4 +1,4 @@
-"""The processes of the demo: each leads a process group of its own, and all of them end with the demo."""
+"""Starts and stops the demo's processes. Each leads its own process group, and all of them end with the demo."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from example_project.interrupts import pause
 from example_project.warden import Warden
 
-#: Name -> options of its worker; a lane of the picture each.
+#: Name of a worker -> its options. Each worker is one lane of the picture.
 WORKERS = {
     "prefork": ["--pool", "prefork", "--concurrency", "4"],
     "threads": ["--pool", "threads", "--concurrency", "4"],
@@ -24,7 +24,7 @@ Process = subprocess.Popen[bytes]
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says why."""
+    """Raised when the demo cannot continue; the message says why."""
 
 
 def node(worker: str) -> str:
@@ -33,25 +33,25 @@ def node(worker: str) -> str:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for a condition, looking often.
+    """Wait until a condition is true.
 
     Raises:
-        DemoFailed: it did not come true in that many seconds.
+        DemoFailed: the condition was still false after this many seconds.
     """
     deadline = monotonic() + seconds
     while not condition():
         if monotonic() > deadline:
-            raise DemoFailed(f"waited {seconds:g} s in vain for {what}")
+            raise DemoFailed(f"waited {seconds:g} s for {what}, without success")
         pause(0.05)
 
 
 class Fleet:
-    """Starts, kills and stops process groups; logs go to a directory, one file each."""
+    """Starts, kills and stops process groups. Each writes a log file into one directory."""
 
     def __init__(self, directory: Path, environment: dict[str, str], keep: bool) -> None:
-        """Take the directory for logs, what to add to the environment, and whether the directory outlives a crash."""
+        """Take the directory for logs, additions to the environment, and whether to keep the directory after a crash."""
         self._directory = directory
-        # TMPDIR: a worker that is killed cannot remove its temporary files.
+        # TMPDIR: a killed worker cannot remove its temporary files.
         own = {"PYTHONPATH": _import_path(), "TMPDIR": str(directory)}
         self._environment = {**os.environ, **own, **environment}
         self._processes: dict[str, Process] = {}
@@ -76,23 +76,23 @@ class Fleet:
         self._celery(name, "worker", "--hostname", node(name), *WORKERS[name], *_QUIET)
 
     def start_beat(self, name: str) -> None:
-        """Start a beat with a schedule file of its own."""
+        """Start a beat with its own schedule file."""
         schedule = str(self._directory / f"{name}.schedule")
         self._celery(name, "beat", "--schedule", schedule, "--pidfile=", "--loglevel", "INFO")
 
     def check(self) -> None:
-        """Raise `DemoFailed` when a process ended that nobody stopped."""
+        """Raise `DemoFailed` if a process has ended that the demo did not stop."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                raise DemoFailed(f"{name} ended by itself, with {process.returncode}:\n{self._tail(name)}")
+                raise DemoFailed(f"{name} ended unexpectedly, with exit code {process.returncode}:\n{self._tail(name)}")
 
     def kill(self, name: str) -> float:
-        """SIGKILL a whole group, main process and children, and return when its leader was seen dead."""
+        """Kill a whole group (main process and children) with SIGKILL, and return the time when its leader was dead."""
         self._end([self._processes.pop(name)])
         return monotonic()
 
     def stop(self, *names: str, seconds: float = 12.0) -> None:
-        """Ask processes to end, wait, and kill what is still there afterwards."""
+        """Ask processes to end, wait, and kill those that still run after this many seconds."""
         chosen = [self._processes.pop(name) for name in names if name in self._processes]
         for process in chosen:
             process.terminate()
@@ -102,14 +102,14 @@ class Fleet:
         self._end(chosen)
 
     def close(self) -> None:
-        """Kill everything that is left."""
+        """Kill all remaining processes."""
         self._end(list(self._processes.values()))
         self._processes.clear()
         self._warden.close()
 
     def _end(self, processes: list[Process]) -> None:
         for process in processes:
-            with suppress(ProcessLookupError, PermissionError):  # the group is gone already
+            with suppress(ProcessLookupError, PermissionError):  # the group has ended already
                 os.killpg(process.pid, signal.SIGKILL)
         for process in processes:
             process.wait()

@@ -1,4 +1,4 @@
-"""Kills one whole worker while it holds locks, watches their keys in Redis, and brings the worker back later."""
+"""Kills one whole worker while it holds locks, watches their keys in Redis, and restarts the worker later."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -10,22 +10,24 @@ from example_project.constants import VISIBILITY_TIMEOUT
 from example_project.processes import WORKERS, Fleet, node
 from example_project.story import Kill, Run
 
-#: Seconds for which the killed body has run, at least and at most: the lock is held, and would be for a while.
+#: How long the import must have run before the kill, in seconds: at least and at most.
 YOUNGEST, OLDEST = 1.2, 3.8
-#: Seconds to hold out for a worker that is busy with a sync too.
+#: Seconds to wait for a worker that runs an import and a sync at once.
 PATIENCE = 6.0
-#: Seconds without a new message before the kill. Kombu takes a message from Redis and only then notes it as not yet acknowledged:
-#: of a worker killed in between, the message is lost, and no plugin can know.
+#: Seconds without a new message before the kill. Kombu fetches a message from Redis first and records it as unacknowledged
+#: afterwards. If the worker dies in between, the message is lost, and no plugin can notice.
 QUIET = 0.3
 
 
 class Reaper:
-    """Does its next step, when it is due, at each tick."""
+    """Does its next step at each tick, if one is due."""
 
     def __init__(self, fleet: Fleet, redis: Redis, start: float, at: float, say: Callable[[str], None]) -> None:
-        """Take the demo's processes, store and start, and when to look for a victim (seconds from the start)."""
+        """Take the demo's processes, Redis client and start time, and the seconds after which to choose a worker."""
         self._fleet, self._redis, self._start, self._at, self._say = fleet, redis, start, at, say
-        self._left: dict[str, tuple[float, int]] = {}  #: key -> when it was looked at, and how many milliseconds it had
+        self._left: dict[
+            str, tuple[float, int]
+        ] = {}  #: key -> time of the last check, and the milliseconds that it had left then
         self._restarted = False
         self.kill: Kill | None = None
 
@@ -37,11 +39,11 @@ class Reaper:
         elif self._left:
             self._watch(self.kill)
         if self.kill and not self._restarted and elapsed > self.kill.at + VISIBILITY_TIMEOUT + 1:
-            self._restarted = True  # as any supervisor would, only later, so that the picture shows the takeover
+            self._restarted = True  # late, so that the picture shows how other workers take over
             self._fleet.start_worker(_worker(self.kill.node))
 
     def settled(self) -> bool:
-        """Return whether the keys of the killed bodies are gone, and each of their signatures has run again."""
+        """Return whether the keys of the killed bodies have expired, and each of their signatures has run again."""
         if self.kill is None:
             return False
         runs = story.runs(self._start)
@@ -60,15 +62,15 @@ class Reaper:
                     return
 
     def _last_message(self) -> float:
-        """Return when a payment was last asked for, or put off for later."""
+        """Return when a payment was last sent or postponed."""
         times = ledger.read("SELECT asked AS at FROM payments UNION SELECT at FROM events WHERE kind = 'RetryLater'")
         return max((row["at"] - self._start for row in times), default=0.0)
 
     def _all_wait_for_messages(self) -> bool:
-        """Return whether each worker asks Redis for the next message: it has noted each that it took before.
+        """Return whether each worker waits for its next message, and so has recorded all earlier ones.
 
-        A worker that has as many messages as it may leaves the answer to its last question unread, for seconds; a
-        message in it is in no key of Redis. On a server that others use, their workers are counted too.
+        A worker at its prefetch limit does not read the reply to its last request for seconds. A message in that reply
+        is in no key of Redis. On a server that others use, their workers are counted too.
         """
         blocked = [client for client in self._redis.client_list() if "b" in client["flags"]]
         return sum(client["cmd"] == "brpop" for client in blocked) >= len(WORKERS)
@@ -80,9 +82,11 @@ class Reaper:
         self._left = {other.key: self._look_at(other.key) for other in cut}
         works = ", ".join(other.work for other in cut)
         self._say(f"{at:5.1f} s  SIGKILL to all of {run.node}, which holds: {works}")
-        self._redis.ping()  # from here on the server knows that the dead are gone, and gives them no message
+        self._redis.ping()  # after this reply the server has closed the dead connections, and sends them no message
         for other in cut:
-            if other.task == "sync_account":  # somebody else wants the account too, and has to wait for the dead
+            if (
+                other.task == "sync_account"
+            ):  # another task wants the account, and has to wait for the dead worker's lock
                 tasks.pay(other.work.partition(" ")[2], 100)
 
     def _watch(self, kill: Kill) -> None:
@@ -92,7 +96,7 @@ class Reaper:
                 self._left[key] = asked_now, left
                 continue
             now, expiry = monotonic() - self._start, asked + before / 1000
-            if left > before and now < expiry:  # later it may be that of a new holder
+            if left > before and now < expiry:  # a later key may belong to a new holder
                 kill.renewed.append(key)
             kill.gone[key] = min(now, expiry)
             del self._left[key]

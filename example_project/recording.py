@@ -1,4 +1,4 @@
-"""What is written to the ledger about the runs themselves: bodies, duplicates, workers."""
+"""Records runs, duplicates, lost leases and workers in the ledger."""
 
 # Celery has no types of its own, its decorators neither.
 # mypy: disallow-untyped-decorators=False
@@ -19,7 +19,7 @@ _INSERT = "INSERT INTO runs (task, work, key, task_id, node, pid, started) VALUE
 
 @contextmanager
 def recorded(task: SingletonTask, work: str) -> Iterator[None]:
-    """Write down the start and the end of a body; a body that is killed has no end."""
+    """Record the start and the end of a body. A killed body has no end."""
     request = task.request
     row = (short(task), work, task.lease.key, request.id, request.hostname, os.getpid(), monotonic())
     with ledger.transaction() as connection:
@@ -38,7 +38,7 @@ def short(task: SingletonTask) -> str:
 
 @signals.duplicate.connect
 def on_duplicate(sender: SingletonTask, key: str, task_id: str, holder: Holder, policy: object, **_: Any) -> None:
-    """Write down what became of a duplicate, under its policy's name."""
+    """Record a duplicate under the name of its policy."""
     node = str(sender.request.hostname)
     kind = type(policy).__name__
     ledger.note(kind, task=short(sender), key=key, task_id=task_id, node=node, holder=str(holder.node))
@@ -46,17 +46,17 @@ def on_duplicate(sender: SingletonTask, key: str, task_id: str, holder: Holder, 
 
 @signals.lock_lost.connect
 def on_lost(sender: SingletonTask, lease: Any, **_: Any) -> None:
-    """Write down a lease that was lost: in this demo that is a fault."""
+    """Record a lost lease, which is a fault in this demo."""
     ledger.note("lost", task=short(sender), key=lease.key, node=str(sender.request.hostname))
 
 
 @worker_init.connect
 def on_init(**_: Any) -> None:
-    """Have a ledger before the first task."""
+    """Create the ledger before the first task."""
     ledger.create()
 
 
 @worker_ready.connect
 def on_ready(sender: Any, **_: Any) -> None:
-    """Write down that a worker takes messages from now on."""
+    """Record that a worker is ready for messages."""
     ledger.note("ready", node=str(sender.hostname))

@@ -1,4 +1,4 @@
-"""A Redis of the demo's own: found, started on a socket in the working directory, stopped with the rest."""
+"""Finds a Redis server program and makes its command line. The server listens on a socket file in the working directory."""
 
 import contextlib
 import shutil
@@ -18,14 +18,14 @@ MISSING = (
 
 
 class NoServerFound(Exception):
-    """Neither PATH nor an installed package has a Redis or Valkey server program."""
+    """Raised when neither PATH nor an installed package has a Redis or Valkey server program."""
 
 
 def find() -> str:
     """Return the path of a server program.
 
     Raises:
-        NoServerFound: there is none.
+        NoServerFound: there is no server program.
     """
     for program in PROGRAMS:
         if found := shutil.which(program):
@@ -36,7 +36,7 @@ def find() -> str:
 
 
 def packaged() -> str | None:
-    """Return the path of the server program that an installed package contains, or None."""
+    """Return the path of the server program in an installed package, or None."""
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             for file in metadata.files(package) or ():
@@ -46,13 +46,13 @@ def packaged() -> str | None:
 
 
 def command(program: str, directory: Path) -> list[str]:
-    """Return the command of a server that keeps nothing and listens on a socket file alone."""
+    """Return the command of a server that saves no data and listens only on a socket file."""
     options = {"port": "0", "unixsocket": str(socket_of(directory)), "dir": str(directory), "save": ""}
     return [program, *(word for name, value in options.items() for word in (f"--{name}", value))]
 
 
 def url(directory: Path) -> str:
-    """Return the URL, as Celery spells it, of the server in this directory."""
+    """Return the URL of the server in this directory, in Celery's spelling."""
     return f"redis+socket://{socket_of(directory)}"
 
 
@@ -62,7 +62,7 @@ def socket_of(directory: Path) -> Path:
 
 
 def client(address: str) -> Redis:
-    """Return a client for a URL as Celery spells it."""
+    """Return a client for a URL in Celery's spelling."""
     return Redis.from_url(address.replace("redis+socket://", "unix://").replace("virtual_host=", "db="))
 
 
@@ -76,7 +76,7 @@ def answers(address: str) -> bool:
 
 
 def forget(address: str, prefix: str) -> None:
-    """Delete the demo's own keys, and no other, from a server that goes on living."""
+    """Delete the demo's keys from a server that belongs to the user, and no other keys."""
     with client(address) as connection:
         for key in connection.scan_iter(match=f"{prefix}*", count=500):
             connection.unlink(key)

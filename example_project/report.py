@@ -1,4 +1,4 @@
-"""The figures at the end, and the verdict: a list of faults, empty when every promise was kept."""
+"""Makes the final table and the list of faults, which is empty if every promise was kept."""
 
 from collections.abc import Iterator
 
@@ -9,24 +9,24 @@ from example_project.story import Run, Story, Takeover
 TASKS = ("import_rates", "sync_account", "monthly_report", "revalue", "close_book")
 HEADINGS = ("task", "runs", "skips", "retries", "refused", "overlaps", "takeover after the kill")
 
-#: Seconds by which a vanished worker's key may outlive `lock_ttl`.
+#: Seconds by which the key of a killed worker may outlive `lock_ttl`.
 KEY_SLACK = 0.5
 #: Seconds for a message to travel and a body to start.
 START_SLACK = 0.5
 
 
 def table(story: Story) -> list[tuple[str, ...]]:
-    """Return one row of words for each task, under `HEADINGS`."""
+    """Return one row for each task, with the columns of `HEADINGS`."""
     return [tuple(_row(story, task)) for task in TASKS]
 
 
 def takeover_lines(story: Story) -> list[str]:
-    """Return a line for each signature that the killed worker was busy with."""
+    """Return a line for each signature that the killed worker was running."""
     return [f"{takeover.cut.work}: {_course(takeover, story)}" for takeover in story.takeovers()]
 
 
 def faults(story: Story, kill_wanted: bool) -> list[str]:
-    """Return what went wrong, apart from work that is missing in the ledger."""
+    """Return all faults, except for work that is missing in the ledger."""
     found = [
         f"overlap: {earlier.work} on {earlier.node} and {later.node} at {later.started:.2f} s"
         for earlier, later in story.overlaps()
@@ -84,7 +84,7 @@ def _late(takeover: Takeover, story: Story) -> Iterator[str]:
 
 
 def _longest_wait(cut: Run) -> float | None:
-    """Return within how many seconds somebody asks again: a beat, or a waiting duplicate; None where nobody does."""
+    """Return the seconds until beat or a waiting duplicate tries again, or None if neither does."""
     if cut.task == "import_rates":
         return IMPORT_EVERY
     if cut.task == "sync_account":

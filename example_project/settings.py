@@ -1,4 +1,4 @@
-"""Celery settings of the example; Celery imports this module when it first needs a setting."""
+"""Celery settings of the example. Celery imports this module when it first needs a setting."""
 
 import os
 from typing import Any
@@ -11,8 +11,8 @@ _prefix = os.environ.get(PREFIX_VARIABLE, "example_project:")
 broker_transport_options: dict[str, Any] = {
     "global_keyprefix": _prefix,
     "visibility_timeout": VISIBILITY_TIMEOUT,
-    # How often a worker looks for messages to deliver again; Kombu before 5.7 does not know the first two, and
-    # looks rarely unless a worker starts.
+    # How often a worker searches for unacknowledged messages. Kombu before 5.7 does not know the first two options; there a
+    # worker searches rarely, except at its start.
     "unacked_restore_interval": 1,
     "unacked_restore_throttle": 1,
     "unacked_mutex_expire": 2,
@@ -21,7 +21,7 @@ result_backend_transport_options = {"global_keyprefix": _prefix}
 result_expires = 600
 broker_connection_retry_on_startup = True
 
-# A message is done when its body is: the work of a killed worker is delivered to another one.
+# Acknowledge a message after its body has ended, so that the broker gives the work of a killed worker to another one.
 task_acks_late = True
 task_reject_on_worker_lost = True
 worker_prefetch_multiplier = 1

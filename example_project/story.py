@@ -1,4 +1,4 @@
-"""What happened in one demo, read back from the ledger; times are seconds since the demo's start."""
+"""Reads the runs and events of one demo from the ledger. Times are seconds since the demo's start."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,13 +6,13 @@ from itertools import groupby
 
 from example_project import ledger
 
-#: Seconds that may pass between two looks at a key of the killed worker.
+#: Seconds that may pass between two checks of a key of the killed worker.
 LOOK = 0.25
 
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of a body; `ended` is None where nobody was left to write it down."""
+    """One run of a body. `ended` is None while it runs, and if its worker was killed."""
 
     task: str
     work: str
@@ -25,7 +25,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Event:
-    """A duplicate and its fate (`Skip`, `RetryLater`, `Raise`), or a worker that became `ready`, or a `lost` lease."""
+    """A duplicate (`Skip`, `RetryLater` or `Raise`), a worker that became `ready`, or a `lost` lease."""
 
     at: float
     kind: str
@@ -37,17 +37,17 @@ class Event:
 
 @dataclass
 class Kill:
-    """A whole worker killed, and when the keys of the bodies it ran were seen gone."""
+    """The kill of a whole worker, and when the keys of its bodies had disappeared."""
 
     node: str
     at: float
     gone: dict[str, float] = field(default_factory=dict)
-    renewed: list[str] = field(default_factory=list)  #: keys whose expiry was put off by no living holder
+    renewed: list[str] = field(default_factory=list)  #: keys that were renewed although their holder was dead
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """How a signature fared whose body was cut short."""
+    """A killed body, when its key disappeared, and the next run of its signature."""
 
     cut: Run
     gone: float | None
@@ -56,7 +56,7 @@ class Takeover:
 
 @dataclass(frozen=True)
 class Story:
-    """Everything that is reported and drawn."""
+    """All runs and events of one demo, for the report and the picture."""
 
     end: float
     nodes: tuple[str, ...]
@@ -65,35 +65,35 @@ class Story:
     kill: Kill | None
 
     def is_cut(self, run: Run) -> bool:
-        """Return whether the run was under way in the killed worker."""
+        """Return whether the kill ended this run."""
         return self.kill is not None and was_cut(run, self.kill)
 
     def until(self, run: Run) -> float:
-        """Return when a run was over: its end, else the kill, else the end of the demo."""
+        """Return when a run ended: its own end, or else the kill, or else the end of the demo."""
         if run.ended is not None:
             return run.ended
         return self.kill.at if self.kill and self.is_cut(run) else self.end
 
     def unfinished(self) -> list[Run]:
-        """Return the runs that are under way, those cut short by the kill apart."""
+        """Return the runs that have not ended, without the killed ones."""
         return [run for run in self.runs if run.ended is None and not self.is_cut(run)]
 
     def overlaps(self) -> list[tuple[Run, Run]]:
-        """Return the pairs of runs of one signature that were under way at the same time."""
+        """Return the pairs of runs of one signature that overlapped."""
         return [pair for runs in self._by_work() for pair in self._overlaps(runs)]
 
     def takeovers(self) -> list[Takeover]:
-        """Return what became of each signature that the killed worker was busy with."""
+        """Return, for each signature that the killed worker was running, how it was run again."""
         if self.kill is None:
             return []
         return [self._takeover(run, self.kill) for run in self.runs if self.is_cut(run)]
 
     def count(self, task: str, kind: str) -> int:
-        """Return how often duplicates of a task met this fate."""
+        """Return how many duplicates of a task ended in this way."""
         return sum(event.task == task and event.kind == kind for event in self.events)
 
     def _by_work(self) -> Iterator[list[Run]]:
-        # By what the bodies did, not by the library's key: a wrong key would hide an overlap.
+        # Grouped by what the bodies did, not by the library's key: a wrong key would hide an overlap.
         ordered = sorted(self.runs, key=lambda run: (run.work, run.started))
         return (list(runs) for _, runs in groupby(ordered, key=lambda run: run.work))
 
@@ -106,7 +106,7 @@ class Story:
         later = [run for run in self.runs if run.work == cut.work and run.started > kill.at]
         following = min(later, key=lambda run: run.started, default=None)
         if gone and following and 0 < gone - following.started < LOOK:
-            gone = following.started  # it was seen at the next look, and had gone before that body started
+            gone = following.started  # the check came late: the key had disappeared before that body started
         return Takeover(cut, gone, following)
 
 
@@ -116,7 +116,7 @@ def was_cut(run: Run, kill: Kill) -> bool:
 
 
 def runs(start: float) -> list[Run]:
-    """Return all runs so far, oldest first; `start` is the monotonic time that counts as 0."""
+    """Return all runs so far, oldest first. `start` is the monotonic time of the demo's start."""
     rows = ledger.read("SELECT * FROM runs ORDER BY started")
     return [
         Run(

@@ -1,4 +1,4 @@
-"""The service's tasks: each is locked per signature, with the policy that suits it."""
+"""The service's tasks. Each is locked per signature, and each has a policy that suits it."""
 
 # Celery has no types of its own, its decorators neither.
 # mypy: disallow-untyped-decorators=False
@@ -16,13 +16,13 @@ from example_project.recording import recorded
 
 CURRENCIES = ("EUR", "GBP", "JPY", "CHF", "SEK")
 
-#: A second payment of an account waits for the first: it looks again after one second, then a little later each time.
+#: A second payment of an account waits for the first. It tries again after one second, then after a little more each time.
 SYNC_AGAIN = RetryLater(delay=1.0, backoff=1.5, max_delay=1.5, jitter=0.2)
 
 
 @app.task(bind=True, base=SingletonTask, on_duplicate="skip", ignore_result=True)
 def import_rates(self: SingletonTask) -> int:
-    """Fetch one edition of all rates, a second for each currency; asked for while it runs, it is skipped."""
+    """Fetch one edition of all rates, one second for each currency. A duplicate is skipped."""
     with recorded(self, "import rates"):
         edition = 1 + ledger.number("SELECT max(edition) FROM editions")
         with ledger.transaction() as connection:
@@ -38,18 +38,18 @@ def import_rates(self: SingletonTask) -> int:
 
 @app.task(bind=True, base=SingletonTask, unique_on=["account"], on_duplicate=SYNC_AGAIN)
 def sync_account(self: SingletonTask, account: str, payment: int) -> int:
-    """Post one payment to its account; two payments of one account wait for each other, and none is dropped."""
+    """Post one payment to its account. Payments of one account run one at a time, and none is dropped."""
     with recorded(self, f"sync {account}"):
         before = ledger.balance_of(account)
         cents = ledger.number("SELECT cents FROM payments WHERE id = ?", payment)
-        time.sleep(1.0)  # the bank answers; a second body meanwhile would read the same balance
+        time.sleep(1.0)  # the bank answers; a second body would now read the same balance
         ledger.post_payment(payment, account, before + cents, self.lease.fence)
     return payment
 
 
 @app.task(bind=True, base=SingletonTask, on_duplicate="raise")
 def monthly_report(self: SingletonTask, month: str) -> int:
-    """Add up all balances; who asks for a month that is being reported gets a `DuplicateTask` error."""
+    """Add up all balances. A duplicate fails with `DuplicateTask`."""
     with recorded(self, f"report {month}"):
         total = ledger.number("SELECT sum(cents) FROM balances")
         time.sleep(2.5)
@@ -80,13 +80,13 @@ def close_book(self: SingletonTask, results: list[Any], book: str) -> int:
 
 
 def pay(account: str, cents: int) -> None:
-    """Write down a payment and ask for its sync; the ledger will tell, nobody waits for a result."""
+    """Record a payment and send its sync. Nobody waits for the result: the ledger shows it."""
     sync_account.apply_async((account, ledger.add_payment(account, cents)), ignore_result=True)
 
 
 @app.task(ignore_result=True)
 def prepare_book(book: str, payments: list[int]) -> None:
-    """Start the chord that closes a book; two of its members are duplicates of others. A plain task, never locked."""
+    """Start the chord that closes a book. Two of its members are duplicates. This task is plain: it takes no lock."""
     members = [revalue.s("acme", "EUR"), revalue.s("acme", "EUR"), revalue.s("globex", "GBP")]
     members += [sync_account.s("initech", payment) for payment in payments]
     chord(members)(close_book.s(book=book))

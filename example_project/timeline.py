@@ -1,4 +1,4 @@
-"""The picture: one SVG, with a lane for each worker and below it a lane for each signature."""
+"""Draws the picture, an SVG with a lane for each worker and, below, a lane for each signature."""
 
 from collections.abc import Iterable
 from html import escape
@@ -29,7 +29,7 @@ text { font: 12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #33415
 
 
 class Picture:
-    """Collects shapes from top to bottom; x is time, in seconds since the demo's start."""
+    """Collects shapes from top to bottom. The x axis is time in seconds since the demo's start."""
 
     def __init__(self, story: Story) -> None:
         """Take the story to draw."""
@@ -45,7 +45,7 @@ class Picture:
             self._worker(node)
         self._workers_end = self.y
         self.y += 30
-        self._text(LEFT, self.y - 10, "The same runs by signature: two bars of one row never meet", "head")
+        self._text(LEFT, self.y - 10, "The same runs by signature: bars in one row never overlap", "head")
         for work in dict.fromkeys(run.work for run in sorted(self.story.runs, key=_place)):
             self._signature(work)
         body = [*self._axis(), *self.shapes]
@@ -90,7 +90,7 @@ class Picture:
         back = min((e.at for e in self.story.events if e.node == node and e.at > kill.at), default=self.story.end)
         x, width = self._x(kill.at), (back - kill.at) * self._scale
         self.shapes.append(f'<rect x="{x:.1f}" y="{self.y}" width="{width:.1f}" height="{height}" fill="url(#dead)"/>')
-        self._text(x + width / 2, self.y + height - 8, "dead: killed with all its children", "small", "middle")
+        self._text(x + width / 2, self.y + height - 8, "killed with all its children", "small", "middle")
         if back < self.story.end:
             self._text(x + width + 4, self.y + height - 8, "restarted", "small")
 
@@ -153,8 +153,8 @@ class Picture:
         self._text(x + 4, y - 3, f"{following.started - self.story.until(cut):.1f} s", "red")
 
     def _legend(self) -> None:
-        self._text(20, 30, "One run at a time: what three workers did, and what became of every duplicate", "title")
-        setting = f"lock_ttl {LOCK_TTL:g} s, two beats, each asks for an import every {IMPORT_EVERY:g} s"
+        self._text(20, 30, "One run at a time: three workers, their runs and their duplicates", "title")
+        setting = f"lock_ttl {LOCK_TTL:g} s; two beats, each sends an import every {IMPORT_EVERY:g} s"
         self._text(WIDTH - RIGHT, 30, setting, "small", "end")
         x = 20.0
         for task, colour in COLOURS.items():
@@ -167,8 +167,8 @@ class Picture:
             x += 34 + 7 * len(words)
         if self.story.kill:
             self.shapes.append(f'<circle cx="{x + 6}" cy="51" r="4" fill="#fff" stroke="{RED}" stroke-width="2"/>')
-            self._text(x + 16, 55, "dead worker's key gone")
-            self._text(x + 166, 55, "┄▸ takeover", "red")
+            self._text(x + 16, 55, "killed worker's key expired")
+            self._text(x + 200, 55, "┄▸ next run", "red")
         self.shapes.append(
             '<defs><pattern id="dead" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
             '<rect width="7" height="7" fill="#fee2e2"/><path d="M0 0V7" stroke="#fecaca" stroke-width="5"/></pattern></defs>'
@@ -176,7 +176,7 @@ class Picture:
 
 
 def render(story: Story) -> str:
-    """Return the story as an SVG that needs nothing else."""
+    """Return the picture as a self-contained SVG."""
     return Picture(story).draw()
 
 

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: payments, reports and one book to close."""
+"""Sends the demo's work by a plan: payments, reports and one book to close."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ from celery_singleton_lock import DuplicateTask
 from example_project import ledger, tasks
 from example_project.app import app
 
-#: Seconds between two rounds of payments, of two payments for each account.
+#: Seconds between two rounds of payments. A round has two payments for each account.
 ROUND = 4.0
 BOOK = "2026-Q1"
 
 
 class Traffic:
-    """Asks for work as time goes by, and remembers what an answer is owed for."""
+    """Sends work when it is due, and remembers what must be done in the end."""
 
     def __init__(self, seconds: float) -> None:
-        """TaskConfig the work of a demo that lasts this many seconds."""
-        self._reports: list[str] = []  # ids: a result object would go on listening
+        """Plan the work of a demo that sends for this many seconds."""
+        self._reports: list[str] = []  # ids, because a result object would keep a connection
         self.books: list[str] = []
         plan: list[tuple[float, Callable[[], None]]] = []
         for number in range(int(max(seconds - 5, 1) // ROUND) + 1):
@@ -27,12 +27,12 @@ class Traffic:
         self._plan = sorted(plan, key=lambda entry: entry[0])
 
     def tick(self, elapsed: float) -> None:
-        """Ask for everything that is due."""
+        """Send everything that is due."""
         while self._plan and self._plan[0][0] <= elapsed:
             self._plan.pop(0)[1]()
 
     def settled(self) -> bool:
-        """Return whether all that was asked for has been answered."""
+        """Return whether all work that was sent is done."""
         return (
             not self._plan
             and not ledger.number("SELECT count(*) FROM payments WHERE posted = 0")
@@ -41,7 +41,7 @@ class Traffic:
         )
 
     def missing(self) -> list[str]:
-        """Return a line for each thing that was asked for and is not in the ledger."""
+        """Return a line for each piece of work that was sent and is not in the ledger."""
         unposted = ledger.read("SELECT id, account FROM payments WHERE posted = 0")
         astray = ledger.read(
             "SELECT account, cents, (SELECT coalesce(sum(cents), 0) FROM payments"
@@ -72,6 +72,6 @@ def _unanswered(report: str) -> str:
     result = app.AsyncResult(report)
     if not result.ready():
         return f"report {report} is still {result.state}"
-    # Not asked for with `get`: an error that was raised keeps its result alive, and that outlives the demo's Redis.
+    # Not read with `get`: the error that it raises would keep the result alive for longer than the demo's Redis.
     refused = isinstance(result.result, DuplicateTask)
     return "" if result.successful() or refused else f"report {report} failed: {result.result!r}"

@@ -1,7 +1,7 @@
-"""Ends the demo's processes when the demo itself dies without a chance to: killed with SIGKILL, or out of memory.
+"""Ends the demo's processes if the demo itself is killed and cannot end them.
 
-Run as a script, it reads which process groups the demo has, one line each, `+pid` or `-pid`. When that pipe closes,
-it kills the groups that are left and removes the directory in its first argument, if there is one.
+Run as a script, this module reads the demo's process groups from a pipe, one per line: `+pid` or `-pid`. When the pipe
+closes, the script kills the remaining groups and removes the directory in its first argument, if there is one.
 """
 
 import os
@@ -17,32 +17,32 @@ class Warden:
     """The demo's end of the pipe."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Start the script, in a process group of its own; it removes the directory in the end, None means none."""
+        """Start the script in its own process group. At its end it removes the directory, unless that is None."""
         command = [sys.executable, __file__, *([str(directory)] if directory else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def watch(self, group: int) -> None:
-        """See to it that this process group ends with the demo."""
-        self._tell(f"+{group}")
+        """Add a process group that must end with the demo."""
+        self._write(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """Leave this process group alone: it has ended."""
-        self._tell(f"-{group}")
+        """Remove a process group that has ended."""
+        self._write(f"-{group}")
 
     def close(self) -> None:
-        """Let the script do its work, and end."""
+        """Close the pipe, so that the script does its work, and wait for its end."""
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         assert self._process.stdin
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
 
 
 def main() -> None:
-    """Read until the pipe closes, then clear up."""
+    """Read until the pipe closes, then kill and remove what is left."""
     groups: set[int] = set()
     for line in sys.stdin:
         group = int(line[1:])

@@ -36,7 +36,7 @@ class Fault:
 
     Arguments:
         kind: ``kill``, ``stop`` (processes), ``outage`` (the store does not serve), ``empty`` (it also lost its data),
-            ``pause`` (an outage too short to lose anything; what ended meanwhile may be there for a TTL, though row 10 has
+            ``pause`` (an outage too short to lose anything; what ended meanwhile may be there for a TTL, though fault 25 has
             a closer bound), ``child stop`` (of a prefork child alone),
             ``unlock`` (by an operator). Others excuse nothing.
         at: when it began.

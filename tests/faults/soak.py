@@ -193,7 +193,7 @@ class Soak:
             self._bench.store.start()
 
     def _half_open(self, fault: Planned) -> None:
-        with self._bench.schedule.during("pause"):  # too short to lose anything, as row 10 says
+        with self._bench.schedule.during("pause"):  # too short to lose anything, as fault 20 says
             self._bench.proxy.hanging.set()
             self._wait(fault.span)
             self._bench.proxy.hanging.clear()

@@ -1,7 +1,8 @@
-"""The Python of the README, run as it stands there."""
+"""The README and the other documents: their Python runs as it stands there, and their names, links and commands exist."""
 
 from __future__ import annotations
 
+import configparser
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,16 +10,20 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Holder, Raise, SingletonMixin, Skip, signals
+from celery_singleton_lock import Holder, Lease, LockLost, Raise, RetryLater, SingletonMixin, Skip, signals
 from celery_singleton_lock.testing import hold, memory_store
 from tests.servers import until
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST, LEASE = "app = Celery(", "lease.ensure()"
 
 
 class Names(dict[str, Any]):
-    """The names of the README's blocks, and stand-ins for what a reader has: each says what it was called with."""
+    """The names of the README's blocks, and stand-ins for a reader's own functions, which record their calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -27,24 +32,37 @@ class Names(dict[str, Any]):
             pages=lambda account: [f"{account}, page {number}" for number in (1, 2)],
             store=lambda page: self.calls.append(("store", page)) or 1,
             download_rates=lambda: "rates",
+            download_account=lambda account: f"account {account}",
             page_someone=lambda words: self.calls.append(("page_someone", words)),
         )
 
     def run(self, *marks: str) -> None:
-        """Run the first block, and those with these words in them, one each."""
-        for mark in ("app = Celery(", *marks):
+        """Run the first block, and each block that contains one of these marks."""
+        for mark in (FIRST, *marks):
             (block,) = (block for block in BLOCKS if mark in block)
             exec(compile(block, str(README), "exec"), self)
 
 
 def count(item: int) -> int:
-    """A body of the tests' own."""
+    """Return the item: the body of the tests' own tasks."""
     return item
+
+
+def environments() -> set[str]:
+    """Return the names of the environments in tox.ini, generated ones included."""
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "tox.ini", encoding="utf-8")
+    names = {"py", *parser["tox"]["env_list"].split()}
+    for section in parser.sections():
+        name = section.removeprefix("testenv:")
+        stem, _, rest = name.partition("{")
+        names |= {stem + factor for factor in rest.partition("}")[0].split(",")} if rest else {name}
+    return names
 
 
 @pytest.fixture
 def names() -> Iterator[Names]:
-    """What the blocks define, and the app of the first one closed."""
+    """Names for the blocks to define and use; the app of the first block is closed after the test."""
     own = Names()
     yield own
     if "app" in own:
@@ -52,15 +70,15 @@ def names() -> Iterator[Names]:
 
 
 def test_blocks(names: Names) -> None:
-    """There is no block that is not run by a test below."""
-    marks = ("app = Celery(", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store")
+    """Each block is run by one of the tests below."""
+    marks = (FIRST, LEASE, "DjangoTask", "def by_age", "lock_lost.connect", "memory_store")
     names.run()
 
     assert [1] * len(BLOCKS) == [sum(mark in block for mark in marks) for block in BLOCKS]
 
 
 def test_first_block(names: Names) -> None:
-    """A second import is skipped while one runs; of two syncs of an account, whatever the reason, the second would wait."""
+    """A second import is skipped while one runs. A second sync of an account, whatever its reason, has to wait."""
     names.run()
     app, sync, import_rates = names["app"], names["sync"], names["import_rates"]
 
@@ -69,13 +87,40 @@ def test_first_block(names: Names) -> None:
         assert "DuplicateTask" == type(sync.apply((42, "another")).result).__name__
         assert [] == names.calls
         assert "SUCCESS" == sync.apply((43,)).state
-    assert [("store", "43, page 1"), ("store", "43, page 2")] == names.calls
+    assert [("store", "account 43")] == names.calls
     with memory_store(app):
         assert 1 == import_rates.apply().result
 
 
+def test_first_block_is_short() -> None:
+    """The first block has at most ten lines of code, and it is the first."""
+    assert FIRST in BLOCKS[0]
+    assert 10 >= sum(bool(line.strip()) for line in BLOCKS[0].splitlines())
+
+
+def test_lease(names: Names) -> None:
+    """A body that asks between its steps stores all pages while it holds its lock, and stops after a revocation."""
+    names.run(LEASE)
+    app, export = names["app"], names["export"]
+    app.conf.singleton_lock_ttl = 1.0
+    with memory_store(app):
+        assert "SUCCESS" == export.apply((42,)).state
+        assert [("store", "42, page 1"), ("store", "42, page 2")] == names.calls
+
+        def lose(page: str) -> None:
+            names.calls.append(("store", page))
+            export.force_unlock(42)
+            until(lambda: not export.lease.held, "the loss is known", 15)
+
+        names["store"] = lose
+    names.calls.clear()
+    with memory_store(app):
+        assert LockLost is type(export.apply((42,)).result)
+    assert [("store", "42, page 1")] == names.calls
+
+
 def test_django(names: Names) -> None:
-    """The mixin before Celery's Django task class makes a task that is locked and keeps `delay_on_commit`."""
+    """The mixin before Celery's Django task class makes a locked task that keeps `delay_on_commit`."""
     pytest.importorskip("django")
     pytest.importorskip("celery.contrib.django.task", reason="Celery 5.3 has no task class for Django")
     names.run("DjangoTask")
@@ -88,7 +133,7 @@ def test_django(names: Names) -> None:
 
 
 def test_policy_case_by_case(names: Names) -> None:
-    """The function is a policy: it refuses where the holder is old, and skips where it is not."""
+    """The function works as a policy: it raises if the holder is old, and skips otherwise."""
     names.run("def by_age")
 
     assert Raise() == names["by_age"](None, Holder(age=3601.0))
@@ -117,10 +162,85 @@ def test_alarm(names: Names) -> None:
 
 
 def test_tests(names: Names) -> None:
-    """The tests that are shown pass."""
+    """The tests in the README pass."""
     names.run("memory_store")
     shown = [name for name in names if name.startswith("test_")]
 
     assert shown
     for name in shown:
         names[name]()
+
+
+@pytest.mark.parametrize("policy", [Skip(), RetryLater(), Raise()], ids=lambda policy: type(policy).__name__)
+def test_policy_defaults(policy: object) -> None:
+    """The table of policies shows each policy with its defaults."""
+    assert f"| `{policy!r}` |" in TEXT
+
+
+def test_lease_attributes() -> None:
+    """Each attribute in the table of the lease exists."""
+    section = TEXT.partition("## In the body")[2].partition("\n## ")[0]
+    shown = re.findall(r"^\| `\.(\w+)", section, re.MULTILINE)
+
+    assert ["held", "ensure", "remaining", "key", "fence", "protected"] == shown
+    assert [] == [name for name in shown if not hasattr(Lease, name)]
+
+
+def test_signals() -> None:
+    """The README names all signals."""
+    names = [name for name, value in vars(signals).items() if isinstance(value, signals.Signal)]
+
+    assert names
+    assert [] == [name for name in names if f"`{name}`" not in TEXT]
+
+
+def test_extras() -> None:
+    """Each extra in an install command exists."""
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    wanted = set(re.findall(r'pip install "[\w.]+\[(\w+)\]"|pip install "\.\[(\w+)\]"', TEXT))
+
+    assert wanted
+    assert {name for pair in wanted for name in pair if name} <= set(setup["options.extras_require"])
+
+
+def test_versions() -> None:
+    """The versions of Celery and Python in the README are those that tox.ini tests."""
+    matrix = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    celery, python = (
+        sorted({int(digits) for digits in re.findall(rf"{word}(\d+)-", matrix)}) for word in ("celery", "py")
+    )
+
+    assert f"Celery 5.{celery[0] - 50} to 5.{celery[-1] - 50}" in TEXT
+    assert f"Python 3.{python[0] - 300} to 3.{python[-1] - 300}" in TEXT
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_links(document: Path) -> None:
+    """Each relative link leads to a file, and to a heading in it."""
+    text = document.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", text)
+    for path, heading in links:
+        target = document.parent / path if path else document
+        assert target.exists(), path
+        if heading:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings], heading
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_commands(document: Path) -> None:
+    """Each tox environment that a document names exists."""
+    wanted = re.findall(r"tox -e ([\w,-]+)", document.read_text(encoding="utf-8"))
+
+    assert set() == {name for names in wanted for name in names.split(",")} - environments()
+
+
+def test_picture() -> None:
+    """The picture is small, and shows neither a path nor a host."""
+    picture = ROOT / "docs" / "images" / "timeline.svg"
+
+    assert 300_000 > picture.stat().st_size
+    text = picture.read_text(encoding="utf-8")
+    assert [] == re.findall(r"/(?:home|tmp|root|work|usr)\b", text)
+    assert {"demo"} == set(re.findall(r"\w+@(\w+)", text))

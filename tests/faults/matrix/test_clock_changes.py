@@ -1,4 +1,4 @@
-"""Row 11: somebody sets the clock. Of a worker: no effect. Of the store: shown here, and named among what does not hold."""
+"""Fault 27: a clock is set. A worker's clock has no effect; the store's clock is among what does not hold."""
 
 from __future__ import annotations
 

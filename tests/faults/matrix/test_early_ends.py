@@ -1,4 +1,4 @@
-"""Row 5: messages revoked or expired before their start, and bodies that leave by SystemExit or MemoryError."""
+"""Faults 6 and 7: messages revoked or expired before their start, and bodies that raise SystemExit or MemoryError."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_body_leaves(pool: str, act: str) -> None:
         env.send("skip", "a", [act])
         body = env.body("a")
         freed = since(env.end(body), env.gone(body))
-        env.measured(f"5 {'SystemExit' if act == 'exit' else 'MemoryError'}, {pool}: freed after the body", SOON, freed)
+        env.measured(f"7 {'SystemExit' if act == 'exit' else 'MemoryError'}, {pool}: freed after the body", SOON, freed)
         assert second.process.running
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
         env.record_outcome()

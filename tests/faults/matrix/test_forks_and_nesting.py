@@ -1,4 +1,4 @@
-"""Row 14: forks after connecting, two apps in one process, and tasks within tasks."""
+"""Fault 31: forks after connecting, two apps in one process, and tasks that call tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_fork_in_a_body(act: list[object]) -> None:
         assert len(own) <= since(body, end["at"]) + 1, "one process alone renews every second"
         for forked in env.ledger.events("forked"):
             assert 1 == forked["threads"], "a fork has a thread of its own"
-        env.measured(f"14 {act[0]}: freed after the body", 1.0, since(end, env.gone(body)))
+        env.measured(f"31 {act[0]}: freed after the body", 1.0, since(end, env.gone(body)))
         assert "slept" == env.send("skip", "a", ["sleep", 4], expect="once").get(timeout=20)
         env.record_outcome()
 

@@ -1,4 +1,4 @@
-"""Row 8: a body that holds the GIL for four TTLs; and the main process that renews for it must know when to stop."""
+"""Faults 13 and 14: a body keeps the GIL for four TTLs; the main process renews for it, and stops when the child is dead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_regex() -> None:
             copies += 1
             env.last(0.5)
         end = env.end(body)
-        env.measured("8 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
+        env.measured("13 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
         env.gone(body)
         env.record_outcome()
         assert not env.ledger.events("lost")
@@ -58,7 +58,7 @@ def test_killed_within() -> None:
         env.wait("regex")
         env.last(1)
         fault = env.kill_child(body["pid"])
-        env.measured("8 GIL held, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
+        env.measured("14 GIL held, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
         env.record_outcome()
 
 
@@ -71,7 +71,7 @@ def test_renewal_ends_with_the_child() -> None:
         env.wait("regex")
         until(lambda: len(_by_main_process(env)) >= 2, "renewed by the main process")
         fault = env.kill_child(body["pid"])
-        env.measured("8 GIL held, TTL 3 s, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
+        env.measured("14 GIL held, TTL 3 s, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
         env.last(4)
         env.record_outcome()
 

@@ -1,4 +1,4 @@
-"""Row 1: a prefork child is killed; its worker sees it and frees the lease, whatever the TTL."""
+"""Faults 1 and 2: a prefork child is killed. Its worker releases the lease, whatever the TTL."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def test_killed_while_the_store_is_away() -> None:
             env.kill_child(body["pid"])
             env.last(4)
             env.store.resume()
-        env.measured("1 child killed in an outage: freed after it", CHILD_BOUND, env.gone(body) - fault.until)
+        env.measured("2 child killed in an outage: freed after it", CHILD_BOUND, env.gone(body) - fault.until)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         env.record_outcome()

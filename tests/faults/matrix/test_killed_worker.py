@@ -1,4 +1,4 @@
-"""Row 2: a whole worker is killed, main process and children; nobody is left to see it, so the TTL frees its leases."""
+"""Fault 3: a whole worker is killed, main process and children. No process can release its leases, so they expire."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_killed_worker(pool: str) -> None:
         env.wait("duplicate")
         fault = env.kill(victim)
         freed = since(fault, env.gone(body))
-        env.measured(f"2 worker killed, {pool}: lease gone", TTL + 0.5, freed, at_least=TTL * 2 / 3 - 0.3)
-        env.measured(f"2 worker killed, {pool}: next run starts", TTL + 2, since(fault, env.body("a", 2)["at"]))
+        env.measured(f"3 worker killed, {pool}: lease gone", TTL + 0.5, freed, at_least=TTL * 2 / 3 - 0.3)
+        env.measured(f"3 worker killed, {pool}: next run starts", TTL + 2, since(fault, env.body("a", 2)["at"]))
         assert "slept" == result.get(timeout=10)
         env.record_outcome()
 
@@ -48,7 +48,7 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
         fault = env.kill(victim)
         again = env.body("a", 2)
         bound = TTL + 6 + SWEEP["visibility_timeout"]
-        name = f"2 worker killed, late ack, {kind_of(broker)}: runs again"
+        name = f"3 worker killed, late ack, {kind_of(broker)}: runs again"
         env.measured(name, bound, since(fault, again["at"]), at_least=TTL * 2 / 3 - 0.3)
         assert "slept" == result.get(timeout=10)
         env.record_outcome()

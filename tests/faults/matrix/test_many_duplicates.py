@@ -1,4 +1,4 @@
-"""Row 12: many publish the same at once."""
+"""Faults 28 and 29: 200 duplicates of one signature at once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_storm(name: str) -> None:
         assert sorted(["SUCCESS"] + [ended] * (COPIES - 1)) == sorted(states)
         assert 1 == len(env.ledger.events("start"))
         last = env.ledger.events("duplicate")[-1]
-        env.measured(f"12 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
+        env.measured(f"28 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
         env.record_outcome()
 
 
@@ -56,7 +56,7 @@ def test_storm_of_retries() -> None:
         for result in results:
             assert "slept" == result.get(timeout=100)
         first, last = env.ledger.events("start")[0], env.ledger.events("end")[-1]
-        env.measured(f"12 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
+        env.measured(f"29 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
         env.record_outcome()
         acquires = [e for e in env.ledger.events("store", verb="acquire") if e.get("sent")]
         deliveries = len(env.ledger.events("duplicate")) + len(results)

@@ -1,4 +1,4 @@
-"""Row 9: the same message delivered twice at once. The second delivery waits to see how the first ends."""
+"""Fault 15: the same message is delivered twice at once. The second delivery waits until the first has ended."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_first_dies(broker: str | RabbitMQServer) -> None:
         first = _held_twice(env, broker, "hold")
         killed = env.kill_child(first["pid"])
         second = env.body("a", 2)
-        env.measured(f"9 first delivery killed, {kind_of(broker)}: the second runs", 10, since(killed, second["at"]))
+        env.measured(f"15 first delivery killed, {kind_of(broker)}: the second runs", 10, since(killed, second["at"]))
         _chain_goes_on(env, broker)
 
 

@@ -1,4 +1,4 @@
-"""Row 15: an error that nobody expects in a thread that renews, out of our own code."""
+"""Fault 32: an unexpected error in a thread that renews, raised in the library's own code."""
 
 from __future__ import annotations
 

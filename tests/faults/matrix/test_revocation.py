@@ -1,4 +1,4 @@
-"""Row 4: ``revoke(terminate=True)``; a body that swallows it keeps its lease for as long as it runs."""
+"""Fault 5: ``revoke(terminate=True)``. A body that swallows the exception keeps its lease as long as it runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_terminated(number: str) -> None:
         body = env.body("a")
         env.app.control.revoke(result.id, terminate=True, signal=f"SIG{number}")
         freed = since(env.end(body), env.gone(body))
-        env.measured(f"4 revoked, {number}: lease freed after the body", SOON, freed)
+        env.measured(f"5 revoked, {number}: lease freed after the body", SOON, freed)
         assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
         env.record_outcome()
 
@@ -31,7 +31,7 @@ def test_terminated_greenlet(pool: str) -> None:
         result = env.send("skip", "a", ["sleep", 60])
         body = env.body("a")
         env.app.control.revoke(result.id, terminate=True)
-        env.measured(f"4 revoked, {pool}: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
+        env.measured(f"5 revoked, {pool}: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
         env.record_outcome()
 
 
@@ -50,6 +50,6 @@ def test_swallowed(pool: str) -> None:
         end = env.end(body)
         assert since(body, end["at"]) >= 3 * ttl - 0.1
         freed = since(end, env.gone(body))
-        env.measured(f"4 revoked and swallowed, {pool}: lease freed after the body", SOON, freed)
+        env.measured(f"5 revoked and swallowed, {pool}: lease freed after the body", SOON, freed)
         assert "slept" == again.get(timeout=10)
         env.record_outcome()

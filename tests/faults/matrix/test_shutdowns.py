@@ -1,4 +1,4 @@
-"""Row 6: shutdowns in every pool, and children that are replaced."""
+"""Faults 8 to 10: shutdowns in every pool, and pools whose children are replaced, added or removed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_warm(pool: str) -> None:
         worker.process.signal(signal.SIGTERM)
         env.send("retry", "a", ["sleep"], expect="once", queue="two")
         freed = since(env.end(body), env.gone(body))
-        env.measured(f"6 warm shutdown, {pool}: freed after the body", SOON, freed)
+        env.measured(f"8 warm shutdown, {pool}: freed after the body", SOON, freed)
         assert worker.exit_code(30) is not None, "the worker does not end"
         env.body("a", 2)
         env.record_outcome()
@@ -56,7 +56,7 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
         quit_at = now()
         worker.process.signal(signal.SIGQUIT)
         end = env.end(body)
-        env.measured(f"6 {kind} shutdown, {pool}: freed after the body", SOON, since(end, env.gone(body)))
+        env.measured(f"8 {kind} shutdown, {pool}: freed after the body", SOON, since(end, env.gone(body)))
         if new and (kind, pool) != ("soft", "solo"):  # there it depends on the moment of the signal
             cut = pool in ENDED_BY[kind]
             assert cut == (end.get("how", "died") != "return"), f"Celery's part has changed: {end}"
@@ -80,7 +80,7 @@ def test_children_are_replaced(option: str) -> None:
             acts = ["eat", 5] if "memory" in option else ["sleep", 0.1]
             env.send("skip", "a", acts, expect="once").get(timeout=20)
             body = env.body("a", number + 1)
-            env.measured(f"6 {option}, run {number + 1}: freed after", SOON, since(env.end(body), env.gone(body)))
+            env.measured(f"9 {option}, run {number + 1}: freed after", SOON, since(env.end(body), env.gone(body)))
         assert 5 == len({e["pid"] for e in env.ledger.events("start")})
         env.record_outcome()
 
@@ -96,7 +96,7 @@ def test_pool_restart() -> None:
         replies = env.app.control.pool_restart(destination=[worker.node], reply=True, timeout=10)
         assert [{worker.node: {"ok": "reload started"}}] == replies
         end = env.end(body)
-        env.measured("6 pool restart: freed after the body", 6.0, since(end, env.gone(body)))
+        env.measured("9 pool restart: freed after the body", 6.0, since(end, env.gone(body)))
         until(lambda: env.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
         until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", 20)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
@@ -109,7 +109,7 @@ def _added_child(env: WorkerEnvironment, first: Event, tag: str, what: str) -> N
     added = env.body(tag)
     env.stay_held(4, first, added)
     fault = env.kill_child(added["pid"])
-    env.measured(f"6 child added by {what} and killed: freed", 6.0, since(fault, env.gone(added)))
+    env.measured(f"10 child added by {what} and killed: freed", 6.0, since(fault, env.gone(added)))
     assert env.held(first)
 
 
@@ -147,7 +147,7 @@ def test_autoscale() -> None:
         assert first["pid"] != second["pid"]
         env.stay_held(4, first, second)
         env.go("b")
-        env.measured("6 autoscale: freed after the body", SOON, since(env.end(second), env.gone(second)))
+        env.measured("10 autoscale: freed after the body", SOON, since(env.end(second), env.gone(second)))
         env.wait("death", 30, of=second["pid"])
         env.app.control.autoscale(3, 2, destination=[worker.node])
         _added_child(env, first, "c", "autoscale")

@@ -1,4 +1,4 @@
-"""Row 7: processes that are stopped and go on: a whole worker for longer than the TTL, and a child alone."""
+"""Faults 11 and 12: processes that are stopped and continue: a whole worker for longer than the TTL, or one child."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_whole_worker(pool: str) -> None:
         env.wait("ensured", tag="a")
         with env.stopped(victim) as fault:
             second = env.body("a", 2)
-            env.measured(f"7 worker stopped, {pool}: next run starts", TTL + 1, since(fault, second["at"]))
+            env.measured(f"11 worker stopped, {pool}: next run starts", TTL + 1, since(fault, second["at"]))
             env.last(2 * TTL, fault.at)
         failed = env.wait("ensure failed", KNOWN * 2)
-        env.measured(f"7 worker stopped, {pool}: ensure() raises after waking", KNOWN, failed["at"] - fault.until)
+        env.measured(f"11 worker stopped, {pool}: ensure() raises after waking", KNOWN, failed["at"] - fault.until)
         asked = [event["asked"] for event in env.ledger.events("ensured", tag="a")]
         assert asked, "ensure() never said that the lease is held"
         assert [] == [at for at in asked if at > fault.at + TTL], "ensure() says that the lease is held"
@@ -55,7 +55,7 @@ def test_whole_worker_is_interrupted(pool: str) -> None:
             env.last(1)
         end = env.end(body)
         assert "LockLost" == end["how"]
-        env.measured(f"7 worker stopped, {pool}: LockLost raised after waking", KNOWN, end["at"] - fault.until)
+        env.measured(f"11 worker stopped, {pool}: LockLost raised after waking", KNOWN, end["at"] - fault.until)
         env.record_outcome()
 
 

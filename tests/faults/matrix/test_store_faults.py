@@ -1,4 +1,4 @@
-"""Row 10: what a store, and the way to it, can do to those who hold a lease there."""
+"""Faults 16 to 26: the store, or the network to it, fails while leases are held."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ def test_restarted_empty(pool: str) -> None:
         starts = env.ledger.events("start")
         if len(starts) > 1:
             late = starts[1]["at"] - fault.until
-            env.measured(f"10 store lost its data, {pool}: last new run", env.limits.heal, max(0.0, late))
+            env.measured(f"16 store lost its data, {pool}: last new run", env.limits.heal, max(0.0, late))
             env.wait("lost", run=starts[0]["run"])
         else:
             env.measured(
-                f"10 store lost its data, {pool}: re-taken", env.limits.heal, _back(env, fault.until) - fault.until
+                f"16 store lost its data, {pool}: reacquired", env.limits.heal, _back(env, fault.until) - fault.until
             )
             assert not env.ledger.events("lost")
 
@@ -89,7 +89,7 @@ def test_restarted_empty_and_alone(pool: str) -> None:
             env.store.start()
         until(lambda: env.held(body) and _back(env, fault.until), "re-taken", TTL)
         env.measured(
-            f"10 store lost its data, alone, {pool}: re-taken",
+            f"16 store lost its data, alone, {pool}: reacquired",
             env.limits.heal,
             _back(env, fault.until) - fault.until,
         )
@@ -144,12 +144,12 @@ def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
         lost = env.wait("lost", run=first["run"])
         over = env.end(second)
         told = lost["at"] - fault.until
-        env.measured(f"10 store lost its data, a {run} run, {pool}: told", env.limits.heal, told)
+        env.measured(f"16 store lost its data, a {run} run, {pool}: notified", env.limits.heal, told)
         until(lambda: env.held(first) and _back(env, over["at"]), "re-taken", TTL)
         if run == "long":
             assert lost["at"] < over["at"]
             late = _back(env, over["at"]) - over["at"]
-            env.measured(f"10 store lost its data, {pool}: taken again after a long run", TTL / 12 + 1.0, late)
+            env.measured(f"16 store lost its data, {pool}: reacquired after a long run", TTL / 12 + 1.0, late)
         _waited_for(env, first, TTL)
 
 
@@ -177,7 +177,7 @@ def test_lease_of_nobody(pool: str) -> None:
         store.close()
         until(lambda: env.held(body) and _back(env, given_back), "re-taken", TTL)  # each is another probe's
         late = _back(env, given_back) - given_back
-        env.measured(f"10 met a lease of nobody, {pool}: taken again", TTL / 12 + 1.0, late)
+        env.measured(f"16 met a lease of nobody, {pool}: reacquired", TTL / 12 + 1.0, late)
         _waited_for(env, body, TTL)
         env.record_outcome()
 
@@ -227,11 +227,11 @@ def test_stopped_for_three_ttl(pool: str) -> None:
         with env.schedule.during("outage") as fault:
             env.store.pause()
             lost = env.wait("lost", 8.0)
-            env.measured(f"10 store away, {pool}: loss told", 4.0 + 1.0, since(fault, lost["at"]), at_least=2.3)
+            env.measured(f"24 store away, {pool}: loss notified", 4.0 + 1.0, since(fault, lost["at"]), at_least=2.3)
             env.last(12, fault.at)
             env.store.resume()
         had = until(lambda: _back(env, fault.until) or _second(env), "somebody has it", 10)
-        env.measured(f"10 store away, {pool}: one of the two has it again", env.limits.heal, had - fault.until)
+        env.measured(f"24 store away, {pool}: one of the two has it again", env.limits.heal, had - fault.until)
         assert 1 == len(env.ledger.events("lost"))
 
 
@@ -246,7 +246,7 @@ def test_stopped_for_three_ttl_alone() -> None:
             env.last(12)
             env.store.resume()
         until(lambda: env.held(body) and _back(env, fault.until), "re-taken", 5)
-        env.measured("10 store away, alone: re-taken", env.limits.heal, _back(env, fault.until) - fault.until)
+        env.measured("24 store away, alone: reacquired", env.limits.heal, _back(env, fault.until) - fault.until)
         _waited_for(env, body, 4)
         assert 1 == len(env.ledger.events("lost"))
         env.record_outcome()
@@ -279,7 +279,7 @@ def test_restarted_empty_beside_a_stopped_child() -> None:
         woken = now()
         os.kill(body["pid"], signal.SIGCONT)
         lost = env.wait("lost", run=body["run"])
-        env.measured("10 store lost its data beside a stopped child: told after waking", 1.5, lost["at"] - woken)
+        env.measured("18 store lost its data beside a stopped child: notified after waking", 1.5, lost["at"] - woken)
         until(lambda: env.held(body) and _back(env, woken), "re-taken", TTL)
         env.go("a")
 
@@ -295,7 +295,7 @@ def test_unlocked_beside_a_stopped_child() -> None:
         assert not env.held(body)
         woken = now()
         os.kill(body["pid"], signal.SIGCONT)
-        env.measured("10 unlocked beside a stopped child: told after waking", 1.5, env.wait("lost")["at"] - woken)
+        env.measured("19 unlocked beside a stopped child: notified after waking", 1.5, env.wait("lost")["at"] - woken)
         env.last(5)
         assert not env.held(body)
         env.go("a")
@@ -383,7 +383,7 @@ def test_body_ends_while_the_store_is_away(pool: str) -> None:
             env.last(2)
             assert env.held(body)
             env.proxy.hanging.clear()
-        env.measured(f"10 ended while the store was away, {pool}: freed", 4.0, env.gone(body) - fault.until)
+        env.measured(f"25 ended while the store was away, {pool}: freed", 4.0, env.gone(body) - fault.until)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
         env.record_outcome()
 
@@ -405,12 +405,12 @@ def test_reply_lost(pool: str, after: int) -> None:
             sent = now()
             body = env.body(tag)
             # A gevent worker whose only greenlet was busy looks for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
-            env.measured(f"10 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
+            env.measured(f"26 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
             if verb == "reacquire":
                 _mark_lost(env, body)
             assert "slept" == result.get(timeout=20)
             gone = env.gone(body) if verb != "reacquire" else _freed(env, body)
-            env.measured(f"10 reply to {verb} lost, {pool}: freed", 1.0, since(env.end(body), gone))
+            env.measured(f"26 reply to {verb} lost, {pool}: freed", 1.0, since(env.end(body), gone))
         assert 4 == env.proxy.dropped
         assert not env.ledger.events("lost")
         env.record_outcome()
@@ -451,7 +451,7 @@ def test_renewal_answered_late() -> None:
             env.proxy.hanging.set()
             ended = env.wait("not held", 2 * TTL)
             last = _renewals(env)[-1]
-            env.measured("10 last renewal answered late: not held any more", TTL + 0.3, since(last, ended["at"]))
+            env.measured("24 last renewal answered late: not held any more", TTL + 0.3, since(last, ended["at"]))
             env.wait("lost")
             env.proxy.hanging.clear()
         env.proxy.delay = 0.0

@@ -1,4 +1,4 @@
-"""Row 3: time limits, and bodies that swallow what is raised into them: freed when the body is really over, not before."""
+"""Fault 4: time limits. The lease is released when the body has really ended, also if the body swallows the exception."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         swallowed = [event["at"] for event in env.ledger.events("swallowed")]  # some moments before a SIGKILL
         assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
         assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
-        env.measured(f"3 {name}: lease freed after the body", SOON, since(end, gone))
+        env.measured(f"4 {name}: lease freed after the body", SOON, since(end, gone))
         assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
         env.record_outcome()
 
@@ -49,5 +49,5 @@ def test_hard_limit_under_gevent() -> None:
         env.worker("gevent")
         env.send("skip", "a", ["sleep", 60], time_limit=2)
         body = env.body("a")
-        env.measured("3 hard limit, gevent: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
+        env.measured("4 hard limit, gevent: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
         env.record_outcome()

@@ -1,4 +1,4 @@
-"""Row 13: whatever else fails around a body, the lease is freed and the error is the one that Celery has for it."""
+"""Fault 30: user code fails around a body. The lease is released, and the error is the same as without a lock."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def env() -> Iterator[WorkerEnvironment]:
 def test_failing(env: WorkerEnvironment, pool: str, act: str, state: str) -> None:
     """The lease is freed with the body, the end is that of a task without a lock, and the next body runs."""
     if pool == "prefork" and act == "memory":
-        pytest.skip("Celery ends the worker's child, and raises in its main process: row 5")
+        pytest.skip("Celery ends the worker's child, and raises in its main process: fault 7")
     tag, worker = f"{pool}-{act}", env.workers[POOLS.index(pool)]
     before = worker.process.output()
     result = env.send("skip", tag, [act], queue=pool)
     body = env.body(tag)
     freed = since(env.end(body), env.gone(body))
-    env.measured(f"13 {act}, failing receivers, {pool}: freed after the body", SOON, freed)
+    env.measured(f"30 {act}, failing receivers, {pool}: freed after the body", SOON, freed)
     _met(worker, *AROUND, before=before)
     twin = env.send("plain", tag, [act], queue=pool)
     assert _ended(twin) == _ended(result)
@@ -108,7 +108,7 @@ def test_failing_receivers_of_a_renewal() -> None:
             env.store.resume()
         until(lambda: all(_takes(env, body, fault.until) for body in bodies), "all are taken again")
         late = max(_takes(env, body, fault.until)[0]["at"] for body in bodies) - fault.until
-        env.measured("13 failing receivers, store away: all taken again", env.limits.heal, late)
+        env.measured("30 failing receivers, store away: all reacquired", env.limits.heal, late)
         env.last(0.2)  # the probe looks every 30 ms
         env.stay_held(3.5, *bodies)
         for pool, result in zip(POOLS, results, strict=True):
@@ -137,7 +137,7 @@ def test_base_exception(pool: str) -> None:
         result = env.send("skip", "a", ["bang"])
         body = env.body("a")
         freed = since(env.end(body), env.gone(body))
-        env.measured(f"13 BaseException, {pool}: freed after the body", SOON, freed)
+        env.measured(f"30 BaseException, {pool}: freed after the body", SOON, freed)
         twin = env.send("plain", "b", ["bang"])
         env.end(env.body("b"))
         if pool == "prefork":
@@ -159,7 +159,7 @@ def test_failing_backend(pool: str) -> None:
         results = [env.send(name, name, ["sleep", 0.5], expect="run", queue=name) for name in ("skip", "plain")]
         body = env.body("skip")
         freed = since(env.end(body), env.gone(body))
-        env.measured(f"13 failing result backend, {pool}: freed after the body", SOON, freed)
+        env.measured(f"30 failing result backend, {pool}: freed after the body", SOON, freed)
         env.end(env.body("plain"))
         ours, celerys = [_complaints(worker) for worker in env.workers]
         assert bool(celerys) == (pool == "prefork"), (
