@@ -6,6 +6,7 @@ may keep the GIL, be stopped, or be dead. It cannot reacquire what the store has
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
@@ -97,7 +98,7 @@ class Supervisor:
             lease.due = self._clock() + lease.request.ttl / 12
 
     def release_dead(self) -> float:
-        """Wait a moment for children to die, and release the leases of those that did."""
+        """Wait a moment for children to die, and release the leases of those that did; return when to do so again."""
         with self._mutex:
             children = dict(self._children)
         poll = select.poll()
@@ -108,7 +109,7 @@ class Supervisor:
         for pid, child in children.items():
             if child.handle in ready or (child.handle < 0 and not _exists(pid)):
                 self._release(pid, child)
-        return self._clock()
+        return self._clock() if self._children else math.inf
 
     def _release(self, pid: int, child: _Child) -> None:
         with self._mutex:
