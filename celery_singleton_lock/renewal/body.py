@@ -56,7 +56,7 @@ class BodyRenewal:
         time = self._clock()
         for lease in leases:
             ttl = lease.request.ttl
-            starved = lease.request.watched and time - sent_at > ttl / 3
+            starved = lease.request.supervised and time - sent_at > ttl / 3
             if sent_at >= lease.deadline + (ttl if starved else 0.0):
                 self._mark_lost(lease)
             retry = time + ttl / 12

@@ -7,10 +7,7 @@ and puts it into the request as a plain tuple, which goes to a prefork child wit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Where a request carries its delivery: among the message's properties, which no retry publishes again.
 PROPERTY = "singleton"
@@ -22,39 +19,29 @@ class _Secret(str):
     def __repr__(self) -> str:
         return "'...'"
 
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)
-
 
 def new_token() -> str:
     """Return the secret of a new delivery: 32 random hex digits."""
     return _Secret(os.urandom(16).hex())
 
 
-@dataclass
-class Delivery:
-    """One delivery.
+class Delivery(NamedTuple):
+    """One delivery."""
 
-    Arguments:
-        token: its secret.
-        content_type: of the message's body; None where that is not known.
-        events: whether the worker sends task events.
-        watched: whether a supervisor renews and releases its lease as well.
-    """
+    token: str = ""
+    content_type: str | None = None  # of the message's body, where it is known
+    events: bool = False  # whether the worker sends task events
+    supervised: bool = False  # whether a supervisor renews and releases its lease as well
 
-    token: str = field(default_factory=new_token, repr=False)
-    content_type: str | None = None
-    events: bool = False
-    watched: bool = False
 
-    def __reduce__(self) -> tuple[Callable[..., Delivery], tuple[()]]:
-        """Make every copy and pickle a delivery of its own, without the token."""
-        return partial(Delivery, content_type=self.content_type, events=self.events), ()
+def take_token(request: Any) -> str:
+    """Return the token of a request's delivery, or a new one; leave none in the request, which users may copy."""
+    delivery = delivery_of(request)
+    request.properties = {**(request.properties or {}), PROPERTY: delivery._replace(token="")}
+    return delivery.token or new_token()
 
 
 def delivery_of(request: Any) -> Delivery:
-    """Return the delivery that a request's worker has named, or a new one."""
+    """Return what the worker has noted of a request's delivery."""
     found = (request.properties or {}).get(PROPERTY)
-    if isinstance(found, tuple):  # as it was sent
-        found = request.properties[PROPERTY] = Delivery(*found)
-    return found if isinstance(found, Delivery) else Delivery()
+    return Delivery(*found) if isinstance(found, tuple) else Delivery()  # a message cannot bring a tuple

@@ -11,7 +11,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.config.task_config import TaskConfig, config_for
+from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
@@ -20,7 +20,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
-from celery_singleton_lock.worker.delivery import delivery_of
+from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
 
@@ -31,22 +31,15 @@ EXECUTION = "_singleton_execution"
 
 
 class Execution:
-    """What is known of one delivery's lock, until `task_postrun`.
-
-    Attributes:
-        lease: what the body sees.
-        state: of the lease; None where no lock is acquired.
-        context: of this process.
-        pending: a release that `task_postrun` has to complete.
-    """
+    """What is known of one delivery's lock, until `task_postrun`."""
 
     __slots__ = ("context", "lease", "pending", "state")
 
     def __init__(self) -> None:
-        self.lease = Lease("")
-        self.state: LeaseState | None = None
-        self.context: ProcessContext | None = None
-        self.pending: PendingRelease | None = None
+        self.lease = Lease("")  # what the body sees
+        self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
+        self.context: ProcessContext
+        self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
 
     def __reduce__(self) -> tuple[type[Execution], tuple[()]]:
         """Make copies and pickles empty: a copied request has nothing to release, and no token."""
@@ -59,63 +52,47 @@ def connect() -> None:
 
 
 def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
-    """Run the body under the lock of its signature.
-
-    Arguments:
-        task: the task.
-        request: its request, as the tracer made it.
-        args, kwargs: what it is called with.
-        body: runs it, with all that users put around it.
+    """Run the body of a task under the lock of its signature.
 
     Raises:
-        BaseException: what the body raises, or what its policy says for a duplicate.
+        BaseException: what the body raises, or what the policy of a duplicate says.
     """
     execution = Execution()
     setattr(request, EXECUTION, execution)
+    token, supervised = take_token(request), delivery_of(request).supervised
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
     config = config_for(task)
     if not config.options.singleton:
         return body()
-    delivery = delivery_of(request)
-    context = context_of(task.app, single=delivery.watched)
+    execution.context = context = context_of(task.app, single=supervised)
     wanted = LeaseRequest(
         config.base,
         config.digest(args, kwargs),
-        delivery.token,
+        token,
         config.options.lock_ttl,
         request.id,
         request.hostname or gethostname(),
         context.pid,
-        delivery.watched,
+        supervised,
         is_redelivered(request),
     )
-    execution.context = context
-    return _acquire_and_run(task, request, config, context, execution, LeaseState(wanted, task), body)
-
-
-def _acquire_and_run(
-    task: Any,
-    request: Any,
-    config: TaskConfig,
-    context: ProcessContext,
-    execution: Execution,
-    state: LeaseState,
-    body: Body,
-) -> Any:
-    execution.state = state  # from now on `after_run` releases what the store may have granted
+    execution.state = state = LeaseState(
+        wanted, task
+    )  # from now on `after_run` releases what the store may have granted
     try:
-        result, sent_at = _acquire(context, state.request)
+        result, sent_at = _acquire(context, wanted)
     except StoreError as error:
-        handle_store_error(task, request, config.options, state.request.lock, error)
-        execution.lease = Lease(state.request.lock)
+        handle_store_error(task, request, config.options, wanted.lock, error)
+        execution.lease = Lease(wanted.lock)
         return body()
     if result.answer is not AcquireStatus.GRANTED:
         state.unreleased = False
-        return handle_duplicate(task, request, config.options, state.request, result)
+        return handle_duplicate(task, request, config.options, wanted, result)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
-    execution.lease = Lease(state.request.lock, state)
-    return _run_body(request, config, context, execution, state, body)
+    execution.lease = Lease(wanted.lock, state)
+    forget_retry_state(request)
+    return _run_body(execution, state, body, is_interrupted=config.options.on_lock_lost == "raise")
 
 
 def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
@@ -132,21 +109,18 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
     raise StoreUnavailable("the store answers more slowly than its leases live")
 
 
-def _run_body(
-    request: Any, config: TaskConfig, context: ProcessContext, execution: Execution, state: LeaseState, body: Body
-) -> Any:
-    forget_retry_state(request)  # the task's own retries do not carry it on
+def _run_body(execution: Execution, state: LeaseState, body: Body, is_interrupted: bool) -> Any:
     success = False
     try:
-        if config.options.on_lock_lost == "raise":
-            state.interrupt = interrupt_here(state.request.lock, context.callbacks.call_in_loop)
-        context.renewer.add(state)
+        if is_interrupted:
+            state.interrupt = interrupt_here(state.request.lock, execution.context.callbacks.call_in_loop)
+        execution.context.renewer.add(state)
         send(signals.lock_acquired, state.task, lease=execution.lease)
         result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
         return result
     finally:
-        _release(context, execution, state, success)
+        _release(execution, state, success)
 
 
 def _run_interruptible(state: LeaseState, body: Body) -> Any:
@@ -162,24 +136,20 @@ def _run_interruptible(state: LeaseState, body: Body) -> Any:
         raise
 
 
-def _release(context: ProcessContext, execution: Execution, state: LeaseState, success: bool) -> None:
+def _release(execution: Execution, state: LeaseState, success: bool) -> None:
     """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
-    request = state.request
+    request, renewer = state.request, execution.context.renewer
     if request.pid != os.getpid():  # a process that the body forked owns nothing
         return
     state.ended = True
-    context.renewer.remove(state)
+    renewer.remove(state)
     pending = PendingRelease(request, success)
     if state.unreleased:
         try:
-            pending.attempt(context.store)
+            pending.attempt(execution.context.store)
         except StoreError as error:
             logger.warning(
-                "Task %s[%s]: its lock %s could not be released: %s",
-                state.task.name,
-                request.task_id,
-                request.lock,
-                error,
+                "Task %s[%s] could not release its lock %s: %s", state.task.name, request.task_id, request.lock, error
             )
             send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
         else:
@@ -187,7 +157,7 @@ def _release(context: ProcessContext, execution: Execution, state: LeaseState, s
                 send(signals.lock_released, state.task, lease=execution.lease)
     if state.reacquired or (state.unreleased and not pending.confirmed):
         execution.pending = pending
-        context.renewer.release_later(pending)
+        renewer.release_later(pending)
     state.unreleased = False
 
 
@@ -200,21 +170,17 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     """
     request = getattr(getattr(sender, "request_stack", None), "top", None)
     execution: Execution | None = getattr(request, EXECUTION, None)
-    if execution is None or execution.context is None or execution.state is None:
+    if execution is None or execution.state is None:
         return
     context, lease = execution.context, execution.state
     if lease.unreleased and lease.deadline:
-        _release(context, execution, lease, success=False)
+        _release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
         context.renewer.release_later(PendingRelease(lease.request, False, outcome=False), unanswered=True)
-    if execution.pending is not None:
-        _record_outcome(context, execution.pending, success=state == "SUCCESS")
-
-
-def _record_outcome(context: ProcessContext, pending: PendingRelease, success: bool) -> None:
-    pending.outcome = success
-    if pending.redelivery_waits:
-        try:
-            pending.attempt(context.store)
-        except StoreError as error:  # the renewal thread tries again
-            logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)
+    if (pending := execution.pending) is not None:
+        pending.outcome = state == "SUCCESS"
+        if pending.redelivery_waits:
+            try:
+                pending.attempt(context.store)
+            except StoreError as error:  # the renewal thread tries again
+                logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)

@@ -46,7 +46,7 @@ class DeliveryMixin:
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = config_for(self.task)
         ttl = config.options.lock_ttl
-        return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, watched=True)
+        return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True)
 
     def _is_running(self: Any) -> bool:
         """Tell whether the pool still waits for the end (`Request._apply_result` is private to Celery: may be missing)."""

@@ -77,7 +77,7 @@ def _hold_watching(task: Task, tag: str, seconds: float) -> str:
             recorder.note(tag, "not-held")
             told = True
         time.sleep(0.05)
-    return "watched"
+    return "supervised"
 
 
 def _sleep(task: Task, tag: str, seconds: float) -> str:

@@ -235,7 +235,7 @@ class TestWhileABodyRuns:
             own_store.resume()
             time.sleep(0.8)
         env.let_go()
-        assert "watched" == env.get(holder)
+        assert "supervised" == env.get(holder)
         assert [] == env.lock_signals(env.key("skip_short"), "lock_lost")
         assert [] == env.events("not-held")
 
@@ -251,7 +251,7 @@ class TestWhileABodyRuns:
         away.start()
         time.sleep(1.5)
         env.let_go()
-        assert "watched" == env.get(holder)
+        assert "supervised" == env.get(holder)
         assert 1 == len(env.lock_signals(key, "lock_lost"))
         assert not env.is_locked("skip_short")
 

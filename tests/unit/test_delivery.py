@@ -1,4 +1,4 @@
-"""What names a delivery."""
+"""What identifies a delivery."""
 
 from __future__ import annotations
 
@@ -7,29 +7,38 @@ import pickle
 
 from celery.app.task import Context
 
-from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of, new_token
+from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of, new_token, take_token
 
 
 def test_token_is_not_shown() -> None:
-    """Neither an attempt nor the tuple that a child is sent shows the token; the child gets it as a plain text."""
+    """Neither a delivery nor the tuple that a child is sent shows the token, in the child neither."""
     token = new_token()
-    assert token not in repr([token, Delivery(token)])
-    arrived = pickle.loads(pickle.dumps(token))
-    assert (str, token) == (type(arrived), arrived)
+    sent = (token, "application/json", True, True)
+    assert token not in repr([token, sent, Delivery(*sent)])
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert sent == arrived
+    assert token not in repr(arrived)
 
 
-def test_copy_is_an_attempt_of_its_own() -> None:
-    """A request that a body copies or pickles has no token in it."""
-    request = Context({"properties": {PROPERTY: (new_token(), "application/json", True, True)}})
-    named = delivery_of(request)
-    assert named is delivery_of(request)
-    for other in (copy.deepcopy(request.properties), pickle.loads(pickle.dumps(request.properties))):
-        assert named.token != other[PROPERTY].token
-        assert ("application/json", True, False) == (
-            other[PROPERTY].content_type, other[PROPERTY].events, other[PROPERTY].watched
-        )  # fmt: skip
+def test_request_loses_its_token() -> None:
+    """A request whose token was taken has none that a body could copy or pickle; the rest of its delivery stays."""
+    token = new_token()
+    request = Context({"properties": {PROPERTY: (token, "application/json", True, True), "mine": 1}})
+    assert token == take_token(request)
+    for properties in (request.properties, copy.deepcopy(request.properties)):
+        assert token not in f"{tuple(properties[PROPERTY])}"
+    assert token.encode() not in pickle.dumps(request.properties)
+    assert Delivery("", "application/json", True, True) == delivery_of(request)
+    assert 1 == request.properties["mine"]
 
 
-def test_request_without_a_name() -> None:
-    """A delivery that no worker of ours has named is an attempt of its own."""
-    assert delivery_of(Context()).token != delivery_of(Context()).token
+def test_request_without_a_token() -> None:
+    """A delivery that no worker of ours has named gets a token of its own, each time."""
+    assert take_token(Context()) != take_token(Context())
+    assert Delivery() == delivery_of(Context())
+
+
+def test_token_is_never_taken_from_a_message() -> None:
+    """Whatever a publisher puts into the property of that name is not taken for a token."""
+    for forged in ("token", ["token"], {"token": 1}, None):
+        assert "token" != take_token(Context({"properties": {PROPERTY: forged}}))

@@ -43,7 +43,7 @@ from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
 from celery_singleton_lock.testing import assert_free, assert_held, hold
 from celery_singleton_lock.worker import execution
-from celery_singleton_lock.worker.delivery import Delivery
+from celery_singleton_lock.worker.delivery import Delivery, new_token
 from tests.servers import RedisServer, free_port
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
@@ -524,17 +524,17 @@ def test_attempt_does_not_travel_with_retries(singleton: Singleton, store: Store
             raise ValueError
         self.retry()
 
-    attempt = Delivery()
+    token = new_token()
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         headers = {"x-mine": "of the caller"}
-        outcome = deliver(task, properties={"singleton": attempt}, headers=headers)
+        outcome = deliver(task, properties={"singleton": (token,)}, headers=headers)
         assert "RETRY" == outcome.info.state
         message = queue.get(timeout=5)
-    assert [attempt.token] == store.released
+    assert [token] == store.released
     assert "of the caller" == message.headers["x-mine"]
     assert "singleton" not in message.properties
-    assert attempt.token not in f"{message.headers} {message.properties} {message.body}"
+    assert token not in f"{message.headers} {message.properties} {message.body}"
 
 
 # -- log lines -----------------------------------------------------------------------------------

@@ -9,13 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery.app.task import Context
 
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.store.protocol import LeaseRequest
-from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of
 from celery_singleton_lock.worker.execution import EXECUTION, Execution
 from tests.unit.conftest import Clock
 
@@ -117,27 +115,19 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
 
 
 @pytest.mark.parametrize("copied", COPIES[1:])
-@pytest.mark.parametrize("watched", [False, True])
-def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], Any]) -> None:
-    """What guards hide in a request can be copied: the copy has nothing to release, and is another attempt."""
-    attempt = Delivery(content_type="application/json", events=True, watched=watched)
+def test_copy_of_a_request(clock: Clock, copied: Callable[[Any], Any]) -> None:
+    """What a request hides can be copied: the copy has nothing to release."""
     execution = Execution()
     execution.lease = granted(clock)
     execution.state = state_of(execution.lease)
-    request = {EXECUTION: execution, "properties": {PROPERTY: attempt}}
-    assert attempt is delivery_of(Context(request))
-    other = copied(request)
+    other = copied({EXECUTION: execution})
     assert (None, False) == (other[EXECUTION].state, other[EXECUTION].lease.protected)
-    found = delivery_of(Context(other))
-    assert attempt.token != found.token
-    assert ("application/json", True, False) == (found.content_type, found.events, found.watched)
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
     """No pickle of what a body can reach has the token in it."""
-    lease, execution, delivery = granted(clock), Execution(), Delivery()
+    lease, execution = granted(clock), Execution()
     execution.lease, execution.state = lease, state_of(lease)
-    written = pickle.dumps([lease, execution, delivery], protocol)
-    for token in (REQUEST.token, delivery.token):
-        assert token.encode() not in written
+    written = pickle.dumps([lease, execution], protocol)
+    assert REQUEST.token.encode() not in written

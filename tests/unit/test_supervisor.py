@@ -92,7 +92,7 @@ def bury(pid: int) -> None:
 
 def lease_request(token: str, ttl: float = 30.0) -> LeaseRequest:
     """What a child acquires; the supervisor gets it without the digest."""
-    return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, watched=True)
+    return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
 
 
 def accept(supervisor: Supervisor, pid: int, request: LeaseRequest, is_running: bool = True) -> None:
@@ -301,7 +301,7 @@ class OneChild:
 
     def __init__(self, store: Store) -> None:
         self.time = 0.0
-        self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), watched=True)
+        self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), supervised=True)
         self.supervisor = Supervisor(store, print, clock=lambda: self.time)
         for owner in (self.supervisor, self.supervisor._renewer):
             owner._loop = Quiet(lambda: math.inf, print)
