@@ -13,16 +13,14 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LockStore
 
-_ATTRIBUTE = "_celery_singleton_lock"
-
 
 class ProcessContext:
     """Made at first use in a process, and anew after a fork. Nothing connects and no thread starts before it is needed.
 
     Arguments:
-        settings: the app's.
-        single: this process runs one body at a time, or none, so its connections need no limit.
-        store: use this store instead of the one that the settings name.
+        settings: of the app.
+        single: whether at most one body runs at a time here, so that connections need no limit.
+        store: used instead of the one that the settings name.
     """
 
     def __init__(self, settings: Settings, single: bool = False, store: LockStore | None = None) -> None:
@@ -45,12 +43,7 @@ class ProcessContext:
 
 
 def open_store(settings: Settings, limit: int | None) -> LockStore:
-    """Return the store that the settings name; it connects when it is first used.
-
-    Arguments:
-        settings: the app's.
-        limit: most connections at once; None: no limit.
-    """
+    """Return the store that the settings name, with at most so many connections at once; it connects at first use."""
     if settings.url == "memory://":
         from celery_singleton_lock.store.memory import MemoryStore
 
@@ -62,28 +55,22 @@ def open_store(settings: Settings, limit: int | None) -> LockStore:
 
 
 def context_of(app: Any, single: bool = False) -> ProcessContext:
-    """Return the context of an app in this process.
-
-    Arguments:
-        app: a Celery app.
-        single: see `ProcessContext`; counts when it is made.
+    """Return the context of an app in this process; `single` counts when it is made.
 
     Raises:
         ConfigurationError: the app's settings cannot be used.
     """
-    found: ProcessContext | None = app.__dict__.get(_ATTRIBUTE)
-    if found is not None and found.pid == os.getpid():
-        return found
-    made = ProcessContext(settings_of(app.conf), single)
-    if found is None:
-        return app.__dict__.setdefault(_ATTRIBUTE, made)  # type: ignore[no-any-return]
-    app.__dict__[_ATTRIBUTE] = made
-    return made
+    found: ProcessContext | None = app.__dict__.get(_attribute())
+    return found or app.__dict__.setdefault(_attribute(), ProcessContext(settings_of(app.conf), single))
 
 
 def replace_context(app: Any, context: ProcessContext | None) -> ProcessContext | None:
     """Use another context in this process from now on, None: a new one at next use; return the one before."""
-    before: ProcessContext | None = app.__dict__.pop(_ATTRIBUTE, None)
+    before: ProcessContext | None = app.__dict__.pop(_attribute(), None)
     if context is not None:
-        app.__dict__[_ATTRIBUTE] = context
+        app.__dict__[_attribute()] = context
     return before
+
+
+def _attribute() -> str:
+    return f"_celery_singleton_lock_{os.getpid()}"  # a forked process has its own

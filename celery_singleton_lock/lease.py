@@ -35,13 +35,13 @@ class LeaseState:
         self.verify: Callable[[LeaseState], bool] = lambda state: False
 
     def granted(self, sent_at: float, fence: int, verify: Callable[[LeaseState], bool]) -> None:
-        """Note a grant whose call was sent at this time; `verify` asks the store whether it still holds."""
+        """Note a grant; `verify` asks the store whether it still holds."""
         self.fence = fence
         self.verify = verify
         self.renewed(sent_at)
 
     def renewed(self, sent_at: float) -> None:
-        """Note a renewal whose call was sent at this time."""
+        """Move the deadline: it counts from before the call that succeeded was sent."""
         self.deadline = sent_at + self.request.ttl
         self.due = sent_at + self.request.ttl / 3
 
