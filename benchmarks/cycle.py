@@ -63,7 +63,7 @@ def candidates(stage: Stage, raw: RawSocket) -> dict[str, Sample]:
         **_python_redis_lock(stage.client),
     }
     others = {name: _after_a_request(stage.tasks[BARE], timed(one)) for name, one in cycles.items()}
-    child = partial(around_body, stage.tasks[OURS], SCALARS, watched=True)
+    child = partial(around_body, stage.tasks[OURS], SCALARS, supervised=True)
     return {
         RAW: others.pop(RAW),
         LIBRARY: ours,

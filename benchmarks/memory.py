@@ -77,7 +77,7 @@ def _makers(stage: Stage) -> dict[str, Callable[[int], object]]:
 
     makers: dict[str, Callable[[int], object]] = {
         OURS: lambda number: store.acquire(claim(number)),
-        f"{OURS}, prefork": lambda number: store.acquire(replace(claim(number), watched=True)),
+        f"{OURS}, prefork": lambda number: store.acquire(replace(claim(number), supervised=True)),
         "redis-py Lock": lambda number: client.lock(f"benchmarks:{number}", timeout=30).acquire(),
     }
     if ONCE in tasks:

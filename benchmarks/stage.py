@@ -61,9 +61,9 @@ class Stage:
         """The tasks of workers that stand for floors."""
         return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, LEAST)}
 
-    def commands(self, watched: bool = False) -> list[list[str]]:
-        """What one lock cycle of the library sends; `watched`: in a prefork child."""
-        cycle = partial(around_body, self.tasks[OURS], SCALARS, watched)
+    def commands(self, supervised: bool = False) -> list[list[str]]:
+        """What one lock cycle of the library sends; `supervised`: in a prefork child."""
+        cycle = partial(around_body, self.tasks[OURS], SCALARS, supervised)
         cycle()  # makes plan, connection and scripts
         return self.sent(cycle)
 

@@ -15,15 +15,15 @@ from celery.exceptions import Ignore
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
 
 
-def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[str, Any]:
+def request_of(task: Any, args: Sequence[Any], supervised: bool = False) -> dict[str, Any]:
     """What a worker hands to the tracer with a message.
 
     Arguments:
         task, args: the call.
-        watched: the main process of a prefork worker has named the delivery; else the library makes its token.
+        supervised: the main process of a prefork worker has named the delivery; else the library makes its token.
     """
     task_id = str(uuid4())
-    named = {PROPERTY: (new_token(), None, False, True)} if watched else {}
+    named = {PROPERTY: (new_token(), None, False, True)} if supervised else {}
     return {
         "id": task_id,
         "root_id": task_id,
@@ -38,12 +38,12 @@ def request_of(task: Any, args: Sequence[Any], watched: bool = False) -> dict[st
     }
 
 
-def traced_request(task: Any, args: Sequence[Any], watched: bool = False) -> Context:
+def traced_request(task: Any, args: Sequence[Any], supervised: bool = False) -> Context:
     """A request as the tracer makes it."""
-    return Context(request_of(task, args, watched), args=args, called_directly=False, kwargs={})
+    return Context(request_of(task, args, supervised), args=args, called_directly=False, kwargs={})
 
 
-def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
+def around_body(task: Any, args: Sequence[Any], supervised: bool = False) -> float:
     """Seconds from the tracer's call of a task to that call's end; the body should do nothing.
 
     The request is made and pushed, and what is called is chosen, as `celery.app.trace.build_tracer` (5.7) does; that
@@ -51,7 +51,7 @@ def around_body(task: Any, args: Sequence[Any], watched: bool = False) -> float:
     """
     call = task if task_has_custom(task, "__call__") else task.run
     push_current_task(task)
-    task.request_stack.push(traced_request(task, args, watched))
+    task.request_stack.push(traced_request(task, args, supervised))
     begin = perf_counter()
     try:
         call(*args)

@@ -70,7 +70,7 @@ class Worker:
         own = {
             "BENCHMARKS_BROKER": self._stage.broker.url(),
             "BENCHMARKS_STORE": self._stage.store.url(),
-            "BENCHMARKS_COMMANDS": json.dumps(self._stage.commands(watched=pool == "prefork")),
+            "BENCHMARKS_COMMANDS": json.dumps(self._stage.commands(supervised=pool == "prefork")),
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONWARNINGS": "ignore",
             "C_FORCE_ROOT": "1",

@@ -64,9 +64,9 @@ class Lease:
         return self.claim is not None
 
     @property
-    def watched(self) -> bool:
+    def supervised(self) -> bool:
         """Whether the worker's main process renews the lease as well."""
-        return self.claim is not None and self.claim.watched
+        return self.claim is not None and self.claim.supervised
 
     @property
     def held(self) -> bool:

@@ -334,7 +334,7 @@ class Renewer:
         """
         time = self._clock()
         for lease in leases:
-            kept_from_running = lease.watched and time - sent_at > lease.ttl / 3
+            kept_from_running = lease.supervised and time - sent_at > lease.ttl / 3
             if sent_at >= lease.deadline + (lease.ttl if kept_from_running else 0.0):
                 self._mark_lost(lease)
             soon = time + lease.ttl / 12  # two more tries of ttl / 6 fit between a failure half way and the deadline

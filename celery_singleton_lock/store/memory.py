@@ -77,7 +77,7 @@ class MemoryStore:
         record = self._alive(claim.lock) or _Record(claim.token, 0, time, claim.task_id, claim.node, claim.pid)
         record.expires, record.fence = time + claim.ttl, fence
         self._records[claim.lock] = record
-        if claim.watched:
+        if claim.supervised:
             self._records[claim.attempt] = _Record(claim.lock, record.expires)
 
     def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:

@@ -24,7 +24,7 @@ class LeaseRequest:
         digest: what tells this signature from others of the task; empty where only the attempt is known.
         token: the attempt's secret.
         ttl: life of the lease in seconds.
-        watched: also note which lock the attempt has, for the worker's main process, which knows the attempt alone.
+        supervised: also note which lock the attempt has, for the worker's main process, which knows the attempt alone.
         redelivered: an earlier delivery of the same message may be running, or has run.
     """
 
@@ -35,7 +35,7 @@ class LeaseRequest:
     task_id: str = ""
     node: str = ""
     pid: int = 0
-    watched: bool = False
+    supervised: bool = False
     redelivered: bool = False
     #: Key of the lock.
     lock: str = field(init=False)

@@ -41,13 +41,13 @@ class Delivery:
         token: its secret.
         content_type: of the message's body; None where that is not known.
         events: whether the worker sends task events.
-        watched: whether the main process renews and releases what this attempt holds.
+        supervised: whether the main process renews and releases what this attempt holds.
     """
 
     token: str = field(default_factory=new_token, repr=False)
     content_type: str | None = None
     events: bool = False
-    watched: bool = False
+    supervised: bool = False
 
     def __reduce__(self) -> tuple[Callable[..., Delivery], tuple[()]]:
         """Make every copy and pickle an attempt of its own, without the token."""

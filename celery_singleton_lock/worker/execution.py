@@ -58,7 +58,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     if not plan.options.singleton:
         return body()
     attempt = delivery_of(request)
-    runtime = context_of(task.app, single=attempt.watched)
+    runtime = context_of(task.app, single=attempt.supervised)
     claim = LeaseRequest(
         plan.base,
         plan.digest(args, kwargs),
@@ -67,7 +67,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         request.id,
         request.hostname or gethostname(),
         runtime.pid,
-        attempt.watched,
+        attempt.supervised,
         is_redelivered(request),
     )
     try:

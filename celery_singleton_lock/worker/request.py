@@ -57,7 +57,7 @@ class DeliveryMixin:
         """Of this attempt, which a child has; what it is called with is not looked at here."""
         plan = config_for(self.task)
         return LeaseRequest(
-            plan.base, "", self._token, plan.options.lock_ttl, self.id, self.hostname or "", pid, watched=True
+            plan.base, "", self._token, plan.options.lock_ttl, self.id, self.hostname or "", pid, supervised=True
         )
 
     def _is_going(self: Any) -> bool:

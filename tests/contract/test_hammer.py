@@ -35,7 +35,7 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
     while time.monotonic() < until:
         digest = str(random.randrange(LOCKS))
         claim = LeaseRequest(
-            base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), watched=random.random() < 0.5
+            base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), supervised=random.random() < 0.5
         )
         other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, claim.task_id)
         store.release(other, success=True)  # nobody's token frees nothing

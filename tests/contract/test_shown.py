@@ -67,7 +67,7 @@ def leaks(raised: BaseException, *secrets: str) -> list[str]:
 
 @pytest.fixture
 def one(base: str) -> LeaseRequest:
-    return LeaseRequest(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, watched=True)
+    return LeaseRequest(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, supervised=True)
 
 
 def shows_nothing(call: Call, store: RedisStore, claim: LeaseRequest) -> None:

@@ -105,7 +105,7 @@ def test_lock_expires(backing: Backing, claim: MakeClaim) -> None:
 
 def test_release_frees(backing: Backing, claim: MakeClaim) -> None:
     """A released lock is free, and nothing of it is left."""
-    one = claim(watched=True)
+    one = claim(supervised=True)
     backing.store.acquire(one)
     assert not backing.store.release(one, success=True)
     assert backing.store.holder(one.lock) is None
@@ -178,10 +178,10 @@ def test_renew_of_what_is_gone(backing: Backing, claim: MakeClaim) -> None:
 def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> None:
     """One call for many leases answers for each of them, in order, whatever became of the others."""
     store = backing.store
-    mine, gone, taken, watched = claim("a"), claim("b"), claim("c"), claim("d", watched=True)
-    for one in (mine, claim("c"), watched):
+    mine, gone, taken, supervised = claim("a"), claim("b"), claim("c"), claim("d", supervised=True)
+    for one in (mine, claim("c"), supervised):
         store.acquire(one)
-    batch = [gone, mine, known(watched), taken, known(gone), mine]
+    batch = [gone, mine, known(supervised), taken, known(gone), mine]
     answers = [
         RenewResult.MISSING,
         RenewResult.RENEWED,
@@ -207,7 +207,7 @@ def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
 
 def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
     """What the store has lost is taken again by its holder, who is named as before; asked twice, it is given twice."""
-    store, one = backing.store, claim(ttl=20.0, watched=True)
+    store, one = backing.store, claim(ttl=20.0, supervised=True)
     store.acquire(one)
     backing.lose()
     assert [RenewResult.MISSING] == store.renew([one])
@@ -226,7 +226,7 @@ def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
 
 def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> None:
     """What another has by now is not taken."""
-    store, one, other = backing.store, claim(watched=True), claim(watched=True)
+    store, one, other = backing.store, claim(supervised=True), claim(supervised=True)
     store.acquire(one)
     backing.lose()
     store.acquire(other)
@@ -251,7 +251,7 @@ def test_another_came_and_went(
     backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, LeaseRequest], None]
 ) -> None:
     """Whoever takes its lock again learns that another had it meanwhile, then and whenever it is renewed."""
-    store, one, other = backing.store, claim(watched=True), claim(watched=True)
+    store, one, other = backing.store, claim(supervised=True), claim(supervised=True)
     fence = take(store, one)
     backing.lose()
     backing.wait(0.001)
@@ -365,7 +365,7 @@ def test_empty_batch(store: LockStore) -> None:
 
 def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> None:
     """Who knows the attempt alone renews and releases what it has, as often as is needed."""
-    one = claim(ttl=6.0, watched=True)
+    one = claim(ttl=6.0, supervised=True)
     backing.store.acquire(one)
     for _ in range(4):
         backing.wait(4)
@@ -377,7 +377,7 @@ def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> Non
 
 def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
     """The process that runs the body and the main process renew side by side; either alone keeps lock and attempt."""
-    one = claim(ttl=6.0, watched=True)
+    one = claim(ttl=6.0, supervised=True)
     backing.store.acquire(one)
     for renewer in (one, one, known(one), known(one), one, known(one)):
         backing.wait(4)
@@ -386,7 +386,7 @@ def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
 
 def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
     """An attempt that was never granted anything has nothing: not renewed, not released."""
-    holder, duplicate = claim(watched=True), claim(watched=True)
+    holder, duplicate = claim(supervised=True), claim(supervised=True)
     backing.store.acquire(holder)
     backing.store.acquire(duplicate)
     assert [RenewResult.MISSING] == backing.store.renew([known(duplicate)])
@@ -396,7 +396,7 @@ def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
 
 def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> None:
     """An attempt whose lock went to another renews and frees nothing."""
-    first, second = claim(ttl=5.0, watched=True), claim()
+    first, second = claim(ttl=5.0, supervised=True), claim()
     store = backing.store
     store.acquire(first)
     backing.wait(5.1)
@@ -500,7 +500,7 @@ def test_copy_after_a_failure_runs(store: LockStore, claim: MakeClaim) -> None:
 
 def test_copy_after_the_first_died(backing: Backing, claim: MakeClaim) -> None:
     """Where the first attempt's process died, the copy is granted the lock: it is never taken for a duplicate."""
-    first, copy = claim(task_id="same", ttl=5.0, watched=True), claim(task_id="same")
+    first, copy = claim(task_id="same", ttl=5.0, supervised=True), claim(task_id="same")
     backing.store.acquire(first)
     backing.store.acquire(copy)
     backing.store.release(known(first), success=False)
@@ -529,7 +529,7 @@ def test_lost_reply_to_a_release(store: LockStore, claim: MakeClaim) -> None:
 def test_no_copy_no_trace(backing: Backing, claim: MakeClaim) -> None:
     """Without a copy nothing is remembered of an attempt that ended, however many signatures there were."""
     for number in range(50):
-        one = claim(str(number), watched=True)
+        one = claim(str(number), supervised=True)
         backing.store.acquire(one)
         backing.store.release(one, success=True)
     assert [] == left(backing)
@@ -559,8 +559,8 @@ def test_free_answers_who_had_it(store: LockStore, claim: MakeClaim) -> None:
 
 def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim) -> None:
     """The attempt that lost its lock to an operator is told so whenever it asks within an hour: it may be stopped meanwhile."""
-    for watched in (False, True):
-        one = claim("x" if watched else "y", ttl=6.0, watched=watched)
+    for supervised in (False, True):
+        one = claim("x" if supervised else "y", ttl=6.0, supervised=supervised)
         store = backing.store
         store.acquire(one)
         store.revoke(one.base, one.lock)
@@ -597,7 +597,7 @@ def test_holder_of_a_free_lock(store: LockStore, claim: MakeClaim) -> None:
 def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     """Each kind of key expires but the fence: locks, attempts, recent grants, ends, and what operators took."""
     store = backing.store
-    store.acquire(claim("held", watched=True))
+    store.acquire(claim("held", supervised=True))
     first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
     other, again = claim("open", task_id="open"), claim("open", task_id="open")
     for one in (first, copy, other, again):
@@ -629,7 +629,7 @@ def test_twin_mark_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
 def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, base: str) -> None:
     """All keys of a task start with its base, hash tag included, so that one script call suffices on a cluster."""
     store = backing.store
-    first, copy = claim(task_id="same", watched=True), claim(task_id="same")
+    first, copy = claim(task_id="same", supervised=True), claim(task_id="same")
     store.acquire(first)
     store.acquire(copy)
     names = set(backing.keys())

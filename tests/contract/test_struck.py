@@ -100,7 +100,7 @@ def test_struck_calls(
     strikes, end = 0, time.monotonic() + SECONDS
     with renewing(store, witness) if shared else nullcontext():
         while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
-            one = claim(f"d{strikes}", watched=True)
+            one = claim(f"d{strikes}", supervised=True)
             for _ in range(random.choice((1, 1, 2))):  # the second while the connection is mended
                 striker.during(lambda: (store.acquire(one), store.release(one, success=True)))  # noqa: B023
                 strikes += 1

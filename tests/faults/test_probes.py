@@ -41,7 +41,7 @@ class Scene:
         self.store = RedisStore(connector(self.url, {}))
         self.client = redis.Redis.from_url(self.url)
         self.a, self.b = (
-            LeaseRequest(BASE, "1", token * 32, 30.0, f"task-{token}", watched=token == "a") for token in "ab"
+            LeaseRequest(BASE, "1", token * 32, 30.0, f"task-{token}", supervised=token == "a") for token in "ab"
         )
 
     def seen(self) -> list[tuple[str, str, str, str]]:
@@ -104,7 +104,7 @@ def test_every_verb(scene: Scene) -> None:
 def test_renewal_by_the_attempt(scene: Scene) -> None:
     """A main process renews by the attempt alone; that is told from the child's own renewal."""
     scene.store.acquire(scene.a)
-    scene.store.renew([LeaseRequest(BASE, "", scene.a.token, 30.0, "task-a", watched=True)])
+    scene.store.renew([LeaseRequest(BASE, "", scene.a.token, 30.0, "task-a", supervised=True)])
     scene.store.renew([scene.a])
     assert [("renew", "a", LOCK, "renew")] * 2 == scene.seen()[1:]
     own = [event["own"] for event in scene.ledger.events("store", verb="renew", sent=True)]

@@ -54,10 +54,10 @@ def test_frames(own_stage: Stage) -> None:
         if event == "call":
             called.append(frame.f_code.co_name)
 
-    around_body(own_stage.tasks[OURS], SCALARS, watched=True)  # makes plan, connection and scripts
+    around_body(own_stage.tasks[OURS], SCALARS, supervised=True)  # makes plan, connection and scripts
     sys.setprofile(look)
     try:
-        around_body(own_stage.tasks[OURS], SCALARS, watched=True)
+        around_body(own_stage.tasks[OURS], SCALARS, supervised=True)
     finally:
         sys.setprofile(None)
     around = called[called.index("guarded") : called.index("pop")]

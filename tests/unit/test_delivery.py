@@ -26,7 +26,7 @@ def test_copy_is_an_attempt_of_its_own() -> None:
     for other in (copy.deepcopy(request.properties), pickle.loads(pickle.dumps(request.properties))):
         assert named.token != other[PROPERTY].token
         assert ("application/json", True, False) == (
-            other[PROPERTY].content_type, other[PROPERTY].events, other[PROPERTY].watched
+            other[PROPERTY].content_type, other[PROPERTY].events, other[PROPERTY].supervised
         )  # fmt: skip
 
 

@@ -110,17 +110,17 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
 
 
 @pytest.mark.parametrize("copied", COPIES[1:])
-@pytest.mark.parametrize("watched", [False, True])
-def test_copy_of_a_request(clock: Clock, watched: bool, copied: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("supervised", [False, True])
+def test_copy_of_a_request(clock: Clock, supervised: bool, copied: Callable[[Any], Any]) -> None:
     """What guards hide in a request can be copied: the copy has nothing to release, and is another attempt."""
-    attempt = Delivery(content_type="application/json", events=True, watched=watched)
+    attempt = Delivery(content_type="application/json", events=True, supervised=supervised)
     request = {"_singleton_lease": granted(clock), "_singleton_left": CLAIM, "properties": {PROPERTY: attempt}}
     assert attempt is delivery_of(Context(request))
     other = copied(request)
     assert other["_singleton_left"] is None
     found = delivery_of(Context(other))
     assert attempt.token != found.token
-    assert ("application/json", True, False) == (found.content_type, found.events, found.watched)
+    assert ("application/json", True, False) == (found.content_type, found.events, found.supervised)
 
 
 @pytest.mark.parametrize("protocol", range(6))

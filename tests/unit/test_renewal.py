@@ -148,8 +148,8 @@ def renewer(store: Store, listener: Listener, clock: Clock) -> Renewer:
 def held(renewer: Renewer, store: Store, clock: Clock) -> Callable[..., Lease]:
     """Makes leases that are held and renewed."""
 
-    def make(token: str = "t", ttl: float = TTL, watched: bool = False) -> Lease:
-        claim = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), watched)
+    def make(token: str = "t", ttl: float = TTL, supervised: bool = False) -> Lease:
+        claim = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
         verdict = store.acquire(claim)
         assert verdict.answer is AcquireStatus.GRANTED
         lease = Lease(claim.lock, claim)
@@ -251,7 +251,7 @@ def test_try_that_was_kept_from_running(
     renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
 ) -> None:
     """Where the main process renews too, a last try whose thread could not run is repeated; a proper failure is a loss."""
-    lease = held(watched=True)
+    lease = held(supervised=True)
     clock.advance(TTL)
     store.away, store.takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
     renewer.renew_due()
@@ -267,7 +267,7 @@ def test_tries_that_are_always_late(
     renewer: Renewer, store: Store, clock: Clock, held: Any, listener: Listener
 ) -> None:
     """Tries that are late for whatever reason put off the news of a loss by no more than a TTL and the last of them."""
-    lease = held(watched=True)
+    lease = held(supervised=True)
     store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
     while not lease.lost:
         clock.advance(max(0.0, lease.due - clock()))

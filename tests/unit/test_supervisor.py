@@ -87,7 +87,7 @@ def bury(pid: int) -> None:
 
 def claim(token: str, ttl: float = 30.0) -> LeaseRequest:
     """What a child takes; the watcher is told of it without digest."""
-    return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, watched=True)
+    return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
 
 
 def known(whole: LeaseRequest) -> LeaseRequest:
@@ -337,7 +337,7 @@ class Watched:
     def __init__(self, store: Store) -> None:
         self.time = 0.0
         self.store = store
-        self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), watched=True)
+        self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), supervised=True)
         self.watcher = Supervisor(store, clock=lambda: self.time)
         self.watcher._thread = threading.current_thread()  # none is started
         self.child = Child(os.getpid(), 10_000, known(self.whole), lambda: True, 10.0)

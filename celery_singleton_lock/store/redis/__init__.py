@@ -398,7 +398,7 @@ def _renewal_of(claims: Sequence[LeaseRequest]) -> _Words:
 
 def _held_by(claim: LeaseRequest) -> tuple[str, ...]:
     """The words that make a claim the holder."""
-    return claim.token, _ms(claim.ttl), str(claim.task_id), claim.node, str(claim.pid), "1" if claim.watched else ""
+    return claim.token, _ms(claim.ttl), str(claim.task_id), claim.node, str(claim.pid), "1" if claim.supervised else ""
 
 
 def _ms(seconds: float) -> str:
