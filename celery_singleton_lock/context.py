@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from celery_singleton_lock.config.options import Settings, settings_of
 from celery_singleton_lock.events import EventLogger
-from celery_singleton_lock.native import CallbackRunner, patched_by
+from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LockStore
 
@@ -23,20 +23,20 @@ class ProcessContext:
 
     Arguments:
         settings: the app's.
-        single: this process runs one body at a time, or none, so one connection is enough.
+        single: this process runs one body at a time, or none, so its connections need no cap.
         store: use this store instead of the one that the settings name.
     """
 
     def __init__(self, settings: Settings, single: bool = False, store: LockStore | None = None) -> None:
         self.pid = os.getpid()
         self.settings = settings
-        limit = 1 if single else max(1, settings.pool_limit - bool(patched_by()))
+        limit = None if single else max(1, settings.pool_limit - 1)
         #: For the threads of bodies.
         self.store = store or open_store(settings, limit)
         self.hub = CallbackRunner()
-        # The renewal thread shares connections with bodies, but not where those wait for one in greenlets.
-        own = self.store.clone(1) if patched_by() else self.store
-        self.renewer = Renewer(own, self.store, self.hub, EventLogger(self.hub))
+        # The renewal thread never waits until a body no longer needs its connection.
+        self._renewal_store = self.store.clone() if limit else self.store
+        self.renewer = Renewer(self._renewal_store, self.store, self.hub, EventLogger(self.hub))
 
     @cached_property
     def watcher(self) -> Supervisor:
@@ -49,6 +49,7 @@ class ProcessContext:
         """End the threads of a runtime that no body uses any more, and close its connections."""
         self.renewer.end()
         self.hub.end()
+        self._renewal_store.close()
         self.store.close()
 
     def forget(self) -> None:
@@ -58,12 +59,12 @@ class ProcessContext:
             watcher.close()
 
 
-def open_store(settings: Settings, limit: int) -> LockStore:
+def open_store(settings: Settings, limit: int | None) -> LockStore:
     """The store that the settings name; it connects when it is first used.
 
     Arguments:
         settings: the app's.
-        limit: how many connections it may have.
+        limit: how many connections it may have; None: any number.
     """
     if settings.url == "memory://":
         from celery_singleton_lock.store.memory import MemoryStore

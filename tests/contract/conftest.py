@@ -49,7 +49,7 @@ class MemoryBacking:
 
     def keys(self) -> list[str]:
         alive = [key for key, record in self.store._records.items() if record.expires > self._time]
-        return sorted({re.sub(":recent:.*", ":recent", key) for key in alive})
+        return sorted({re.sub(":(recent|revoked):.*", r":\1", key) for key in alive})
 
     def wait(self, seconds: float) -> None:
         self._time += seconds
@@ -150,7 +150,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
     """Makes stores on the run's Redis, or on another URL."""
     made = []
 
-    def make(url: str = "", timeout: float = 1.0, limit: int = 1, tls: Any = None) -> RedisStore:
+    def make(url: str = "", timeout: float = 1.0, limit: int | None = None, tls: Any = None) -> RedisStore:
         made.append(RedisStore(connector(url or redis_server.url(), {}, tls), timeout, limit))
         return made[-1]
 

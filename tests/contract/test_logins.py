@@ -134,7 +134,7 @@ def test_provider_is_asked_for_each_connection(guarded: RedisServer, redis_store
     store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), claim()
     store.acquire(one)
     assert USER == store._command("ACL", "WHOAMI")
-    store._free[0].drop()
+    store.close()
     assert [RenewResult.RENEWED] == store.renew([one])
     assert "default" == store._command("ACL", "WHOAMI")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.store.memory import FEW, MemoryStore
+from celery_singleton_lock.store.memory import RELEASES_PER_CLEANUP, MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import Backing
 
@@ -598,7 +598,7 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     """Each kind of key expires but the fence: locks, attempts, recent grants, ends, and what operators took."""
     store = backing.store
     store.acquire(claim("held", supervised=True))
-    first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
+    first, copy = claim("redelivered", task_id="same"), claim("redelivered", task_id="same")
     other, again = claim("open", task_id="open"), claim("open", task_id="open")
     for one in (first, copy, other, again):
         store.acquire(one)
@@ -617,7 +617,7 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     assert [fence] == backing.keys()
 
 
-def test_twin_mark_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
+def test_redelivery_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
     """A copy that asks neither shortens nor lengthens the holder's lease."""
     first = claim(ttl=10.0, task_id="same")
     backing.store.acquire(first)
@@ -636,13 +636,13 @@ def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, b
     store.release(first, success=True)
     names |= set(backing.keys())
     assert {
-        f"{base}:{name}" for name in ("lock:d", "fence", "recent", f"attempt:{first.token}", "ended:d:same")
+        f"{base}:{name}" for name in ("lock:d", "fence", "recent", f"attempt:{first.token}", "completed:d:same")
     } == names
 
 
 def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:
     """A clone has its own connections and the same locks."""
-    clone, one = store.clone(1), claim()
+    clone, one = store.clone(), claim()
     store.acquire(one)
     assert clone.holder(one.lock) is not None
     clone.close()
@@ -658,9 +658,9 @@ def test_memory_store_forgets(claim: MakeClaim) -> None:
     """What has expired in the store in memory is dropped, though nobody asks for it again."""
     time = [0.0]
     store = MemoryStore(clock=lambda: time[0])
-    for number in range(5 * FEW):
+    for number in range(5 * RELEASES_PER_CLEANUP):
         one = claim(str(number), ttl=1.0)
         store.acquire(one)
         store.release(one, success=True)
         time[0] += 0.1
-    assert len(store._records) <= FEW + 1
+    assert len(store._records) <= RELEASES_PER_CLEANUP + 1

@@ -93,8 +93,8 @@ def renewing(store: LockStore, claim: LeaseRequest) -> Iterator[None]:
 def test_struck_calls(
     redis_store: MakeStore, claim: MakeClaim, client: Any, base: str, striker: Striker, shared: bool
 ) -> None:
-    """However often acquire and release are struck, the only connection is never lost, and no call gets another's reply."""
-    store = redis_store(timeout=2.0, limit=1)
+    """However often acquire and release are struck, the next call is served, and no call gets another's reply."""
+    store = redis_store(timeout=2.0)
     witness = claim("witness", task_id="witness")
     assert store.acquire(witness).answer is AcquireStatus.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS

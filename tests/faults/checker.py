@@ -376,7 +376,7 @@ def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iter
             locks.clear()
         elif event["what"] == "unknown script":
             yield Violation("blind", f"a script at {event['at']:.2f} that the probe does not know: {event['digest']}")
-        elif event["what"] == "store" and event["verb"] == "free":
+        elif event["what"] == "store" and event["verb"] == "revoke":
             yield from _unlocked(event, locks, faults, limits)
         elif event["what"] == "store":
             yield from _step(event, locks, released, limits)

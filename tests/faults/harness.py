@@ -278,7 +278,7 @@ class WorkerEnvironment:
     def know_scripts(self) -> None:
         """Let the store know the scripts beforehand: it refuses one that it does not know, and is asked again."""
         with contextlib.closing(self.client()) as client:
-            for path in (Path(celery_singleton_lock.__file__).parent / "stores").glob("*.lua"):
+            for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua"):
                 client.script_load(path.read_text())
 
     # -- faults ------------------------------------------------------------------------------------

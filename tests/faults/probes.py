@@ -202,7 +202,7 @@ class Commands(threading.Thread):
         if self._call["verb"] == "renew":
             for index, token in enumerate(args[::2]):
                 # A main process knows the attempt alone, and gives its key for both.
-                own = keys[2 * index] != keys[2 * index + 1]
+                own = keys[3 * index] != keys[3 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
         elif self._call["verb"] in ("acquire", "reacquire", "release"):
@@ -225,7 +225,7 @@ class Commands(threading.Thread):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")
-        elif verb == "free" and command == "DEL":  # by an operator, whoever has it
+        elif verb == "revoke" and command == "DEL":  # by an operator, whoever has it
             self.ledger.note("store", at, verb=verb, run="", key=words[1], does=["unlock"])
 
     def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
@@ -241,7 +241,7 @@ def _offset() -> float:
 
 
 def _verbs() -> dict[str, str]:
-    scripts = Path(celery_singleton_lock.__file__).parent / "stores"
+    scripts = Path(celery_singleton_lock.__file__).parent / "store" / "redis"
     return {sha1(path.read_bytes()).hexdigest(): path.stem for path in scripts.glob("*.lua")}
 
 

@@ -570,7 +570,11 @@ def test_theft(verb: str, does: str) -> None:
 
 def test_unlock_of_the_schedule() -> None:
     """An operator takes a lock from its owner, when the schedule says so; then it is free."""
-    events = [store(5, "acquire", "a", "take"), store(10.05, "free", "", "unlock"), store(10.2, "acquire", "b", "take")]
+    events = [
+        store(5, "acquire", "a", "take"),
+        store(10.05, "revoke", "", "unlock"),
+        store(10.2, "acquire", "b", "take"),
+    ]
     assert set() == found(events, UNLOCK)
     assert {"theft"} == found(events)
     assert {"theft"} == found([events[0], events[2]], UNLOCK)

@@ -25,7 +25,7 @@ from tests.servers import RedisServer, until
 
 LIMITS = Limits(ttl=30.0)
 BASE = 'singleton:{job \\ "one"}'
-LOCK = f"{BASE}:lock:1"
+LOCK, REVOKED = f"{BASE}:lock:1", f"{BASE}:revoked"
 
 
 class Scene:
@@ -63,7 +63,7 @@ class Scene:
 
     def broken(self, verb: str, old: str, new: str, keys: list[str], *args: object) -> None:
         """Run a script of which something was taken out; the probe takes it for the one that it was."""
-        text = (Path(celery_singleton_lock.__file__).parent / "stores" / f"{verb}.lua").read_text()
+        text = (Path(celery_singleton_lock.__file__).parent / "store" / "redis" / f"{verb}.lua").read_text()
         assert 1 == text.count(old)
         text = text.replace(old, new)
         self.commands._verbs[sha1(text.encode()).hexdigest()] = verb
@@ -114,8 +114,8 @@ def test_renewal_by_the_attempt(scene: Scene) -> None:
 def test_foreign_release(scene: Scene) -> None:
     """A release of somebody else's lock is seen, and is a theft."""
     scene.store.acquire(scene.a)
-    keys = [LOCK, scene.b.attempt, scene.b.ended]
-    scene.broken("release", "if has[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
+    keys = [LOCK, scene.b.attempt, scene.b.completed]
+    scene.broken("release", "if holder[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
     assert [("acquire", "a", LOCK, "take"), ("release", "b", LOCK, "free")] == scene.seen()
     assert {"theft"} == scene.found()
 
@@ -123,8 +123,8 @@ def test_foreign_release(scene: Scene) -> None:
 def test_foreign_renewal(scene: Scene) -> None:
     """A renewal of somebody else's lock is seen, and is a theft."""
     scene.store.acquire(scene.a)
-    keys = [LOCK, scene.b.attempt]
-    scene.broken("renew", "if owner == ARGV[i] then", "if true then", keys, scene.b.token, 30000)
+    keys = [LOCK, scene.b.attempt, REVOKED]
+    scene.broken("renew", "if owner == token then", "if true then", keys, scene.b.token, 30000)
     assert [("acquire", "a", LOCK, "take"), ("renew", "b", LOCK, "renew")] == scene.seen()
     assert {"theft"} == scene.found()
 
@@ -143,7 +143,9 @@ def test_renewal_after_its_release(scene: Scene) -> None:
     """A renewal that does something after the release is seen, and is a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
-    scene.broken("renew", "if owner == ARGV[i] then", "if true then", [LOCK, scene.a.attempt], scene.a.token, 30000)
+    scene.broken(
+        "renew", "if owner == token then", "if true then", [LOCK, scene.a.attempt, REVOKED], scene.a.token, 30000
+    )
     assert ("renew", "a", LOCK, "renew") == scene.seen()[-1]
     assert {"late renewal"} == scene.found()
 
@@ -154,7 +156,7 @@ def test_unlock(scene: Scene) -> None:
     with scene.schedule.during("unlock"):
         scene.store.revoke(BASE, LOCK)
     scene.store.acquire(scene.b)
-    assert ("free", "", LOCK, "unlock") == scene.seen()[1]
+    assert ("revoke", "", LOCK, "unlock") == scene.seen()[1]
     assert set() == scene.found()
     scene.schedule.faults.clear()
     assert {"theft"} == scene.found()
