@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
@@ -31,7 +32,7 @@ class _Record:
 
 
 class MemoryStore:
-    """The `LockStore` verbs over a dict, which has the keys that the Redis store has.
+    """The `LockStore` verbs over a dict.
 
     Arguments:
         clock: returns the time in seconds.
@@ -45,7 +46,7 @@ class MemoryStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         with self._mutex:
-            if self._is_revoked(wanted):
+            if self._find(f"{wanted.base}:revoked:{wanted.token}"):
                 return AcquireResult(AcquireStatus.REVOKED)
             completed = self._find(wanted.completed) if wanted.redelivered else None
             if completed and completed.token == "success":
@@ -62,28 +63,20 @@ class MemoryStore:
         if record is None:
             fence = self._note_fence(wanted.base, wanted.lock, wanted.ttl, fence)
             record = _Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
-            self._records[wanted.lock] = record
         record.expires = self._clock() + wanted.ttl
+        self._records[wanted.lock] = record
         if wanted.supervised:
-            self._records[wanted.attempt] = _Record(wanted.lock, record.expires)
+            self._put(wanted.attempt, wanted.lock, wanted.ttl)
         return record.fence
 
     def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
         """Store the fence of a grant, a new one if none is given, and return it."""
-        last_key, recent_key, _ = protocol.task_keys(base)
-        last = self._records.get(last_key, _Record("", 0)).fence
+        last = self._records.get(f"{base}:fence", _Record("", 0)).fence
         if fence is None:
             fence = max(last + 1, int(self._clock() * 1e6))
-        self._records[last_key] = _Record("", math.inf, fence=max(fence, last))
-        self._records[f"{recent_key}:{lock}"] = _Record(
-            "", self._clock() + ttl, fence=max(fence, self._recent(base, lock))
-        )
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
+        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
         return fence
-
-    def _recent(self, base: str, lock: str) -> int:
-        """Return the fence of the lock's last grant, or 0 if that was long ago."""
-        recent = self._find(f"{protocol.task_keys(base)[1]}:{lock}")
-        return recent.fence if recent else 0
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         with self._mutex:
@@ -92,30 +85,31 @@ class MemoryStore:
     def _renew(self, lease: LeaseRequest) -> RenewResult:
         record, attempt = self._find(self._lock_of(lease)), self._find(lease.attempt)
         if record and record.token == lease.token:
-            record.expires = self._clock() + lease.ttl
-            if attempt:
-                attempt.expires = record.expires
+            for found in filter(None, (record, attempt)):
+                found.expires = self._clock() + lease.ttl
             return RenewResult.RENEWED
-        if self._is_revoked(lease):
+        if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
         return RenewResult.NOT_OWNER if record else RenewResult.MISSING
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         with self._mutex:
-            record = self._find(wanted.lock)
-            if self._is_revoked(wanted):
-                return RenewResult.REVOKED, False
-            if record and record.token != wanted.token:
-                return RenewResult.NOT_OWNER, False
-            lost = self._recent(wanted.base, wanted.lock) > fence
+            recent_key = f"{wanted.base}:recent:{wanted.lock}"
+            record, recent = self._find(wanted.lock), self._find(recent_key)
+            result = self._renew(wanted)
+            if result in (RenewResult.REVOKED, RenewResult.NOT_OWNER):
+                return result, False
             self._grant(wanted, fence)
-            return (RenewResult.LOST if lost else RenewResult.RENEWED), record is None
+            if recent and recent.fence > fence:  # another held it in between, which a second call must find too
+                self._records[recent_key] = recent
+                return RenewResult.LOST, record is None
+            return RenewResult.RENEWED, record is None
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
         with self._mutex:
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
-            finishing = _Record(f"finishing:{wanted.token}", self._clock() + wanted.ttl, task_id=wanted.task_id)
+            finishing = f"finishing:{wanted.token}"
             if record and record.token == wanted.token:
                 del self._records[lock]
                 self._records.pop(wanted.attempt, None)
@@ -124,16 +118,14 @@ class MemoryStore:
                     self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
                 waits = record.redelivered and success
             else:  # lost, or released before: the redelivery waits for another TTL
-                waits = completed is not None and completed.token == finishing.token
+                waits = completed is not None and completed.token == finishing
             if waits:
-                self._records[wanted.completed] = finishing
+                self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
             return waits
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
-            self._records.pop(wanted.completed, None)
-            if success:
-                self._records[wanted.completed] = _Record("success", self._clock() + protocol.COMPLETED_TTL)
+            self._put(wanted.completed, "success", protocol.COMPLETED_TTL if success else 0.0)
 
     def holder(self, lock: str) -> Holder | None:
         with self._mutex:
@@ -144,7 +136,7 @@ class MemoryStore:
             record = self._find(lock)
             if record:
                 ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
-                self._records[f"{protocol.task_keys(base)[2]}:{record.token}"] = _Record("", self._clock() + ttl)
+                self._put(f"{base}:revoked:{record.token}", "", ttl)
                 self._note_fence(base, lock, ttl)
                 del self._records[lock]
             return self._holder(record)
@@ -158,12 +150,12 @@ class MemoryStore:
     def close(self) -> None:
         """Do nothing: there are no connections."""
 
-    def _is_revoked(self, wanted: LeaseRequest) -> bool:
-        return self._find(f"{protocol.task_keys(wanted.base)[2]}:{wanted.token}") is not None
-
     def _lock_of(self, wanted: LeaseRequest) -> str:
         attempt = None if wanted.digest else self._find(wanted.attempt)
         return attempt.token if attempt else wanted.lock
+
+    def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
+        self._records[key] = _Record(token, self._clock() + ttl, **fields)
 
     def _find(self, key: str) -> _Record | None:
         record = self._records.get(key)

@@ -38,24 +38,21 @@ class LeaseRequest:
     supervised: bool = False
     redelivered: bool = False
 
+    #: Key of the lock.
+    lock: str = field(init=False)
+    #: Key of the note that names the token's lock.
+    attempt: str = field(init=False, repr=False)
+    #: Key of the note that tells a waiting redelivery how this delivery ended.
+    completed: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lock = f"{self.base}:lock:{self.digest}"
+        self.attempt = f"{self.base}:attempt:{self.token}"
+        self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
+
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Make every copy and pickle None: a copied request has nothing to release, and no token."""
         return type(None), ()
-
-    @property
-    def lock(self) -> str:
-        """Key of the lock."""
-        return f"{self.base}:lock:{self.digest}"
-
-    @property
-    def attempt(self) -> str:
-        """Key of the note that names the token's lock."""
-        return f"{self.base}:attempt:{self.token}"
-
-    @property
-    def completed(self) -> str:
-        """Key of the note that tells a waiting redelivery how this delivery ended."""
-        return f"{self.base}:completed:{self.digest}:{self.task_id}"
 
 
 def task_keys(base: str) -> tuple[str, str, str]:

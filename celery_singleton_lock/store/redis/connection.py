@@ -28,27 +28,16 @@ class Command:
 
 
 class _DeadlineSocket:
-    """A socket whose operations all end by its connection's deadline."""
+    """A socket whose operations all end by its connection's deadline: redis-py looks each of them up when it calls it."""
 
     def __init__(self, sock: Any, connection: Any) -> None:
         self._sock = sock
         self._connection = connection
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("recv", "recv_into", "sendall"):
+            self._sock.settimeout(self._connection.socket_timeout)
         return getattr(self._sock, name)
-
-    def recv(self, *args: Any) -> Any:
-        return self._bounded().recv(*args)
-
-    def recv_into(self, *args: Any) -> Any:
-        return self._bounded().recv_into(*args)
-
-    def sendall(self, *args: Any) -> Any:
-        return self._bounded().sendall(*args)
-
-    def _bounded(self) -> Any:
-        self._sock.settimeout(self._connection.socket_timeout)
-        return self._sock
 
 
 class _Deadline:

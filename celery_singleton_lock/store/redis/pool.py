@@ -33,13 +33,10 @@ class ConnectionPool:
         self._turn = threading.Semaphore()
 
     def execute(self, command: Command, deadline: float, once: bool = False) -> Any:
-        """Send a command and return the reply.
-
-        Arguments:
-            once: never send it twice; it gets a new connection then, as the server may have closed an idle one.
+        """Send a command and return the reply; `once`: on a new connection, on which it is never sent again.
 
         Raises:
-            StoreError: see `store_error_for`.
+            StoreError, StoreUnavailable: see `store_error_for`.
             NoScriptError: the server does not know the script.
         """
         try:

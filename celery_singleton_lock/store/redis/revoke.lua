@@ -8,14 +8,13 @@ if not holder[1] then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('PTTL', KEYS[1])
-local believed = math.max(left, 1000) * 2 -- how long (ms) the holder may go on without asking
-local forgotten = math.max(believed, ARGV[1] + 0)
+local ttl = math.max(2 * left, ARGV[1] + 0)
 local fence = string.format('%.0f', math.max((redis.call('GET', KEYS[2]) or 0) + 1, time[1] * 1000000 + time[2]))
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
-redis.call('PEXPIRE', KEYS[3], math.max(believed, redis.call('PTTL', KEYS[3])))
+redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now))
-redis.call('ZADD', KEYS[4], string.format('%.0f', now + forgotten), holder[6])
-redis.call('PEXPIRE', KEYS[4], math.max(forgotten, redis.call('PTTL', KEYS[4])))
+redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[6])
+redis.call('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
 return {holder[1], holder[2], holder[3], now - holder[4], left, holder[5]}

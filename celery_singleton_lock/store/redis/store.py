@@ -48,8 +48,8 @@ class RedisStore:
         self._pool = ConnectionPool(connect, limit)
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        words = _call(_keys(wanted, wanted.completed), *_holder_words(wanted), "1" if wanted.redelivered else "")
-        answer, *more = self._run("acquire", words, timeout)
+        keys = (wanted.completed, *task_keys(wanted.base))
+        answer, *more = self._run("acquire", _request(wanted, keys, "1" if wanted.redelivered else ""), timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
         return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
@@ -58,16 +58,11 @@ class RedisStore:
         return [RenewResult(answer) for answer in self._run("renew", _renewal(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        words = _call(_keys(wanted), *_holder_words(wanted), str(fence))
-        answer, done = self._run("reacquire", words, timeout)
+        answer, done = self._run("reacquire", _request(wanted, task_keys(wanted.base), str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        words = _call(
-            (_lock_or_attempt(wanted), wanted.attempt, wanted.completed),
-            *(wanted.token, _ms(wanted.ttl), "1" if success else ""),
-        )
-        return bool(self._run("release", words, timeout))
+        return bool(self._run("release", _release(wanted, "1" if success else ""), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -112,24 +107,23 @@ def _call(keys: Sequence[str], *arguments: str) -> Command:
     return Command(str(len(keys)), *keys, *arguments)
 
 
-def _keys(wanted: LeaseRequest, *more: str) -> tuple[str, ...]:
-    return wanted.lock, wanted.attempt, *more, *task_keys(wanted.base)
+def _request(wanted: LeaseRequest, keys: Sequence[str], last: str) -> Command:
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
+    return _call((wanted.lock, wanted.attempt, *keys), wanted.token, _ms(wanted.ttl), *who, last)
+
+
+def _release(wanted: LeaseRequest, success: str) -> Command:
+    return _call((_lock(wanted), wanted.attempt, wanted.completed), wanted.token, _ms(wanted.ttl), success)
 
 
 def _renewal(leases: Sequence[LeaseRequest]) -> Command:
-    keys = [key for one in leases for key in (_lock_or_attempt(one), one.attempt, task_keys(one.base)[2])]
+    keys = [key for one in leases for key in (_lock(one), one.attempt, task_keys(one.base)[2])]
     return _call(keys, *[word for one in leases for word in (one.token, _ms(one.ttl))])
 
 
-def _lock_or_attempt(wanted: LeaseRequest) -> str:
-    """Return the key of the lock, or the attempt key, which names it, where only the token is known."""
+def _lock(wanted: LeaseRequest) -> str:
+    """Return the key of the lock; where only the token is known, the attempt key, which names it."""
     return wanted.lock if wanted.digest else wanted.attempt
-
-
-def _holder_words(wanted: LeaseRequest) -> tuple[str, ...]:
-    """Return the words that make a request's sender the holder."""
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid))
-    return wanted.token, _ms(wanted.ttl), *who, "1" if wanted.supervised else ""
 
 
 def _ms(seconds: float) -> str:

@@ -1,23 +1,24 @@
-"""From a URL and Celery's options to a function that makes connections."""
+"""From a URL as Celery spells it, and Celery's options, to a function that makes connections."""
 
 from __future__ import annotations
 
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import __version__
 from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
-from redis.exceptions import RedisError
+from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.redis.connection import with_deadline
-from celery_singleton_lock.store.redis.credentials import with_credentials
 
 _RESP2 = {"protocol": 2} if int(__version__.split(".")[0]) >= 5 else {}  # redis-py 4 knows no other
 #: Options of redis-py in a URL that the store decides itself.
@@ -34,15 +35,13 @@ def connector(
     """Return a function that makes connections, not yet connected, to the server that a URL names.
 
     Arguments:
-        url: ``redis://``, ``rediss://``, ``redis+socket://`` or ``sentinel://`` (several, separated by semicolons);
-            ``valkey://`` and ``valkeys://`` are ``redis://`` and ``rediss://``.
-        options: Celery's transport options; `master_name`, `sentinel_kwargs`, `username`, `password` and
-            `credential_provider` are used.
+        options: Celery's transport options; used are `master_name`, `sentinel_kwargs`, `username`, `password` and
+            `credential_provider`.
         tls: certificate options as in Celery's `redis_backend_use_ssl`.
         timeout: seconds in which all Sentinels together must tell which server it is.
 
     Raises:
-        ConfigurationError: the URL or the options do not name a server, or name a credential provider that is none.
+        ConfigurationError: the URL or the options do not name a server, or name something that is no credential provider.
     """
     make = _by_sentinel if url.startswith("sentinel:") else _direct
     texts = {"decode_responses": True, "encoding_errors": "backslashreplace"}  # a task id may be any text
@@ -70,7 +69,7 @@ def _direct(
     kind: Any = UnixDomainSocketConnection if "path" in found else Connection
     if url.startswith("rediss:") or tls:
         kind, found = SSLConnection, _with_tls({**(tls or {}), **found})
-    kind, wanted = with_deadline(kind), with_credentials({**wanted, **found}, provider)
+    kind, wanted = with_deadline(kind), _with_credentials({**wanted, **found}, provider)
     kind(**wanted)  # raises TypeError for an option that it does not know
     return lambda: kind(**wanted)
 
@@ -92,7 +91,7 @@ def _by_sentinel(
     addresses = [(part.hostname, part.port or 26379) for part in parts]
     sentinel = _Sentinel(addresses, sentinel_kwargs={**bounds, **(options.get("sentinel_kwargs") or {})})
     kind = with_deadline(SentinelManagedSSLConnection if tls else SentinelManagedConnection)
-    wanted = with_credentials({**wanted, **(_with_tls(tls) if tls else {})}, provider)
+    wanted = _with_credentials({**wanted, **(_with_tls(tls) if tls else {})}, provider)
     pool = _SentinelPool(options["master_name"], sentinel, ssl=bool(tls), connection_class=kind, **wanted)
     make: Callable[[], Any] = pool.make_connection
     return make
@@ -107,3 +106,44 @@ def _with_tls(options: Mapping[str, Any]) -> dict[str, Any]:
     name = check if isinstance(check, str) else ssl.VerifyMode(ssl.CERT_REQUIRED if check is None else check).name
     check = name.removeprefix("CERT_").lower()
     return {"ssl_check_hostname": check != "none", **options, "ssl_cert_reqs": check}
+
+
+def _with_credentials(options: dict[str, Any], provider: Any) -> dict[str, Any]:
+    """Return options with a provider, or what its dotted name makes, instead of user and password, as Celery (5.7) does it.
+
+    Raises:
+        ConfigurationError: it is no credential provider.
+    """
+    if not provider:
+        return options
+    others = {name: value for name, value in options.items() if name not in ("username", "password")}
+    return {**others, "credential_provider": _Provider(_made(provider))}
+
+
+def _made(provider: Any) -> CredentialProvider:
+    made, named = provider, f"singleton_lock_url: credential_provider={type(provider).__name__}"
+    if isinstance(provider, str):
+        named = f"singleton_lock_url: credential_provider={provider}"
+        try:
+            made = resolve_name(provider)()
+        except Exception as error:
+            harmless = isinstance(error, (ImportError, AttributeError))  # the texts of others may contain a secret
+            why = f"{type(error).__name__}: {error}" if harmless else type(error).__name__
+            raise ConfigurationError(f"{named} cannot be used ({why})") from error
+    if not isinstance(made, CredentialProvider):
+        raise ConfigurationError(f"{named} must be a redis.CredentialProvider or make one")
+    return made
+
+
+class _Provider(CredentialProvider):
+    """A user's provider, whose errors count as an outage and show no secret."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            name = type(self._provider).__name__
+            raise ConnectionError(f"the credential provider {name} failed: {type(error).__name__}") from error
