@@ -23,7 +23,7 @@ MakeStore = Callable[..., RedisStore]
 
 
 class Backing(Protocol):
-    """A store with what a test needs to look behind it."""
+    """A store with what a test needs to examine its data."""
 
     store: LockStore
 
@@ -133,8 +133,8 @@ def store(backing: Backing) -> LockStore:
 
 
 @pytest.fixture
-def claim(base: str) -> Callable[..., LeaseRequest]:
-    """Makes claims: each with a token of its own unless one is given."""
+def lease_request(base: str) -> Callable[..., LeaseRequest]:
+    """Make requests, each with a token of its own unless one is given."""
 
     def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseRequest:
         token = token or secrets.token_hex(16)
@@ -161,7 +161,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Any]:
-    """A client of the run's Redis, to look behind the store."""
+    """A client of the run's Redis, to examine the store's data."""
     with Redis.from_url(redis_server.url(), decode_responses=True) as found:
         yield found
 
