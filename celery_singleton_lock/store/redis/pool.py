@@ -43,7 +43,7 @@ class ConnectionPool:
             if self._permits is None:
                 return self._execute(command, deadline, once)
             self._wait_for_permit(self._permits, deadline)
-            try:  # an exception that another thread raises here, between these two lines, loses the permit
+            try:  # an asynchronous exception right after either semaphore was acquired loses its permit
                 return self._execute(command, deadline, once)
             finally:
                 self._permits.release()
@@ -54,13 +54,13 @@ class ConnectionPool:
 
     def _wait_for_permit(self, permits: threading.Semaphore, deadline: float) -> None:
         """Acquire a permit in turn: a thread that has just released one does not overtake those that wait."""
-        if self._turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            try:
-                if permits.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                    return
-            finally:
+        in_turn = self._turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        try:
+            if not permits.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise TimeoutError("no connection to the store was free in time")
+        finally:
+            if in_turn:
                 self._turn.release()
-        raise TimeoutError("no connection to the store was free in time")
 
     def _execute(self, command: Command, deadline: float, once: bool) -> Any:
         connection = self._connect() if once else self._take()
