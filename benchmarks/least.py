@@ -8,6 +8,8 @@ import socket
 from collections.abc import Sequence
 from hashlib import blake2b
 
+from celery_singleton_lock.store.protocol import task_keys
+
 BASE = "singleton:{benchmarks.least}"
 _FINE = (b"*2\r\n$7\r\ngranted\r\n", b":0\r\n")
 
@@ -28,22 +30,23 @@ class Least:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         acquire, release = commands
-        self._acquire = f"*15\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n5\r\n"
+        self._acquire = f"*16\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n6\r\n"
         self._release = f"*9\r\n$7\r\nEVALSHA\r\n$40\r\n{release[1]}\r\n$1\r\n3\r\n"
         own = ("worker@host", str(os.getpid()), *acquire[-2:])
         self._own = "".join([f"${len(word)}\r\n{word}\r\n" for word in own])
-        self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in (("lock", 32), ("attempt", 32), ("ended", 69))]
-        self._counters = "".join([f"${len(key)}\r\n{key}\r\n" for key in (f"{BASE}:fence", f"{BASE}:recent")])
+        sizes = {"lock": 32, "attempt": 32, "completed": 69}
+        self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in sizes.items()]
+        self._counters = "".join([f"${len(key)}\r\n{key}\r\n" for key in task_keys(BASE)])
         self._held: dict[str, str] = {}
 
     def acquire(self, task_id: str, arguments: Sequence[object]) -> tuple[str, str]:
         """Take the lock of a call; answers token and words for its release."""
         token = os.urandom(16).hex()
         digest = blake2b(json.dumps(arguments).encode(), digest_size=16).hexdigest()
-        lock, attempt, ended = self._lengths
+        lock, attempt, completed = self._lengths
         keys = (
             f"${lock}\r\n{BASE}:lock:{digest}\r\n${attempt}\r\n{BASE}:attempt:{token}\r\n"
-            f"${ended}\r\n{BASE}:ended:{digest}:{task_id}\r\n"
+            f"${completed}\r\n{BASE}:completed:{digest}:{task_id}\r\n"
         )
         words = f"$32\r\n{token}\r\n$5\r\n30000\r\n"
         self._ask(f"{self._acquire}{keys}{self._counters}{words}$36\r\n{task_id}\r\n{self._own}")

@@ -30,15 +30,17 @@ class ProcessContext:
         self.store = store or open_store(settings, limit)
         self.callbacks = CallbackRunner()
         self.events = EventLogger(self.callbacks)
-        own_store = self.store if single else self.store.clone()  # renewal does not wait for connections of bodies
-        self.body_renewal = BodyRenewal(own_store, self.store, self.events)
-        self.renewer: Renewer[LeaseState] = Renewer(own_store, self.body_renewal, self.events.loop_failed)
+        # Renewal does not wait for connections of bodies.
+        self._renewal_store = self.store.clone() if limit else self.store
+        self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
+        self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
         self.supervisor: Any = None
 
     def end(self) -> None:
         """End the threads of a context that no body uses any more, and close its connections."""
         self.renewer.end()
         self.callbacks.end()
+        self._renewal_store.close()
         self.store.close()
 
 

@@ -1,4 +1,4 @@
-"""Who has a lease now."""
+"""Who holds a lock now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Holder:
-    """The attempt that has a lease.
+    """The delivery that holds a lock.
 
     Arguments:
         task_id: id of the task that runs.
@@ -16,7 +16,7 @@ class Holder:
         pid: process that runs the body.
         age: seconds since it was granted, by the store's clock.
         remaining: seconds until the lease expires unless it is renewed.
-        fence: number of the lease; later leases of the task name have higher ones. 0 where it is not known.
+        fence: number of the lease, which only grows from lease to lease of a task name; 0 if it is not known.
     """
 
     task_id: str = ""

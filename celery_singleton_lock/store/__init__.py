@@ -1,1 +1,1 @@
-"""Where leases live: the protocol of stores, and the stores."""
+"""Where locks live: the protocol of stores, and the stores."""

@@ -1,35 +1,33 @@
-"""Leases in this process alone: for users' tests, and for an app that has one worker process."""
+"""Locks in this process alone: for users' tests, and for an app that has one worker process."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
-from celery_singleton_lock.store.protocol import (
-    COMPLETED_TTL,
-    REVOKED_TTL,
-    AcquireResult,
-    AcquireStatus,
-    LeaseRequest,
-    RenewResult,
-)
+from celery_singleton_lock.store import protocol
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
 
-FEW = 1000  # records that may be there, alive or not, before expired ones are looked for
+#: Expired records are removed once in so many releases.
+RELEASES_PER_CLEANUP = 1000
 
 
 @dataclass
 class _Record:
+    """A lock, or a note whose text is its `token`."""
+
     token: str
     expires: float
     since: float = 0.0
     task_id: str = ""
     node: str = ""
     pid: int = 0
-    twin: bool = False
+    redelivered: bool = False
     fence: int = 0
 
 
@@ -37,121 +35,110 @@ class MemoryStore:
     """The `LockStore` verbs over a dict.
 
     Arguments:
-        clock: gives the time in seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = now) -> None:
         self._clock = clock
         self._mutex = native_lock()
         self._records: dict[str, _Record] = {}
-        self._many = FEW
+        self._releases = 0
 
-    def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         with self._mutex:
-            if self._alive(claim.attempt, token=""):
+            if self._find(f"{wanted.base}:revoked:{wanted.token}"):
                 return AcquireResult(AcquireStatus.REVOKED)
-            ended = self._alive(claim.ended) if claim.redelivered else None
-            if ended and ended.token == "success":
+            completed = self._find(wanted.completed) if wanted.redelivered else None
+            if completed and completed.token == "success":
                 return AcquireResult(AcquireStatus.COMPLETED)
-            record = ended or self._alive(claim.lock)
-            if record and record.token != claim.token:
-                record.twin = record.twin or record.task_id == claim.task_id
+            record = completed or self._find(wanted.lock)
+            if record and record.token != wanted.token:
+                record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
-            fence = record.fence if record else self._next_fence(claim.base, claim.lock, claim.ttl)
-            self._grant(claim, fence)
-            return AcquireResult(AcquireStatus.GRANTED, fence=fence)
+            return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted))
 
-    def _next_fence(self, base: str, lock: str, ttl: float) -> int:
-        last = self._records.get(f"{base}:fence")
-        fence = max(last.fence + 1 if last else 0, int(self._clock() * 1e6))
-        self._remember(base, lock, ttl, fence)
+    def _grant(self, wanted: LeaseRequest, fence: int | None = None) -> int:
+        """Let this token own the lock; return the fence, a new one if none is given."""
+        record = self._find(wanted.lock)
+        if record is None:
+            fence = self._note_fence(wanted.base, wanted.lock, wanted.ttl, fence)
+            record = _Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
+        record.expires = self._clock() + wanted.ttl
+        self._records[wanted.lock] = record
+        if wanted.supervised:
+            self._put(wanted.attempt, wanted.lock, wanted.ttl)
+        return record.fence
+
+    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
+        """Store the fence of a grant, a new one if none is given, and return it."""
+        last = self._records.get(f"{base}:fence", _Record("", 0)).fence
+        if fence is None:
+            fence = max(last + 1, int(self._clock() * 1e6))
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
+        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
         return fence
 
-    def _remember(self, base: str, lock: str, ttl: float, fence: int) -> None:
-        """Note the last fence of a task name, and for a TTL that of the lock."""
-        self._records[f"{base}:fence"] = _Record("", math.inf, fence=fence)
-        self._records[_recent(lock)] = _Record("", self._clock() + ttl, fence=fence)
-
-    def _grant(self, claim: LeaseRequest, fence: int) -> None:
-        time = self._clock()
-        record = self._alive(claim.lock) or _Record(claim.token, 0, time, claim.task_id, claim.node, claim.pid)
-        record.expires, record.fence = time + claim.ttl, fence
-        self._records[claim.lock] = record
-        if claim.supervised:
-            self._records[claim.attempt] = _Record(claim.lock, record.expires)
-
-    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         with self._mutex:
-            return [self._renew(claim) for claim in claims]
+            return [self._renew(lease) for lease in leases]
 
-    def _renew(self, claim: LeaseRequest) -> RenewResult:
-        if self._alive(claim.attempt, token=""):
+    def _renew(self, lease: LeaseRequest) -> RenewResult:
+        record, attempt = self._find(self._lock_of(lease)), self._find(lease.attempt)
+        if record and record.token == lease.token:
+            for found in filter(None, (record, attempt)):
+                found.expires = self._clock() + lease.ttl
+            return RenewResult.RENEWED
+        if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
-        record = self._alive(self._lock_of(claim))
-        if record is None:
-            return RenewResult.MISSING
-        if record.token != claim.token:
-            return RenewResult.NOT_OWNER
-        record.expires = self._clock() + claim.ttl
-        attempt = self._alive(claim.attempt)
-        if attempt:
-            attempt.expires = record.expires
-        return RenewResult.RENEWED
+        return RenewResult.NOT_OWNER if record else RenewResult.MISSING
 
-    def reacquire(self, claim: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         with self._mutex:
-            if self._alive(claim.attempt, token=""):
-                return RenewResult.REVOKED, False
-            record = self._alive(claim.lock)
-            if record and record.token != claim.token:
-                return RenewResult.NOT_OWNER, False
-            recent = self._alive(_recent(claim.lock))
-            lost = recent is not None and recent.fence > fence
-            if record is None and not lost:
-                last = self._records.get(f"{claim.base}:fence")
-                self._remember(claim.base, claim.lock, claim.ttl, fence)
-                self._records[f"{claim.base}:fence"].fence = max(fence, last.fence if last else 0)
-            self._grant(claim, fence)
-            return (RenewResult.LOST if lost else RenewResult.RENEWED), record is None
+            recent_key = f"{wanted.base}:recent:{wanted.lock}"
+            record, recent = self._find(wanted.lock), self._find(recent_key)
+            result = self._renew(wanted)
+            if result in (RenewResult.REVOKED, RenewResult.NOT_OWNER):
+                return result, False
+            self._grant(wanted, fence)
+            if recent and recent.fence > fence:  # another held it in between, which a second call must find too
+                self._records[recent_key] = recent
+                return RenewResult.LOST, record is None
+            return RenewResult.RENEWED, record is None
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
         with self._mutex:
-            lock = self._lock_of(claim)
-            record = self._alive(lock)
-            if record is None or record.token != claim.token:
-                note = self._alive(claim.ended, token=f"finishing:{claim.token}")
-                if note:
-                    note.expires = self._clock() + claim.ttl
-                return note is not None
-            del self._records[lock]
-            self._records.pop(claim.attempt, None)
-            self._tidy()
-            if record.twin and success:
-                self._records[claim.ended] = _Record(
-                    f"finishing:{claim.token}", self._clock() + claim.ttl, task_id=claim.task_id
-                )
-            return record.twin and success
+            lock = self._lock_of(wanted)
+            record, completed = self._find(lock), self._find(wanted.completed)
+            finishing = f"finishing:{wanted.token}"
+            if record and record.token == wanted.token:
+                del self._records[lock]
+                self._records.pop(wanted.attempt, None)
+                self._releases += 1
+                if self._releases % RELEASES_PER_CLEANUP == 0:
+                    self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
+                waits = record.redelivered and success
+            else:  # lost, or released before: the redelivery waits for another TTL
+                waits = completed is not None and completed.token == finishing
+            if waits:
+                self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
+            return waits
 
-    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
-            self._records.pop(claim.ended, None)
-            if success:
-                self._records[claim.ended] = _Record("success", self._clock() + COMPLETED_TTL)
+            self._put(wanted.completed, "success", protocol.COMPLETED_TTL if success else 0.0)
 
     def holder(self, lock: str) -> Holder | None:
         with self._mutex:
-            record = self._alive(lock)
-            return self._holder(record) if record else None
+            return self._holder(self._find(lock))
 
     def revoke(self, base: str, lock: str) -> Holder | None:
         with self._mutex:
-            record = self._alive(lock)
-            if record is None:
-                return None
-            del self._records[lock]
-            freed_until = self._clock() + max(1.0, record.expires - self._clock()) * 2
-            self._records[f"{base}:attempt:{record.token}"] = _Record("", max(freed_until, self._clock() + REVOKED_TTL))
-            self._next_fence(base, lock, freed_until - self._clock())
+            record = self._find(lock)
+            if record:
+                ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
+                self._put(f"{base}:revoked:{record.token}", "", ttl)
+                self._note_fence(base, lock, ttl)
+                del self._records[lock]
             return self._holder(record)
 
     def eviction_policy(self) -> str:
@@ -161,33 +148,21 @@ class MemoryStore:
         return self
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Do nothing: there are no connections."""
 
-    def _lock_of(self, claim: LeaseRequest) -> str:
-        if claim.digest:
-            return claim.lock
-        attempt = self._alive(claim.attempt)
-        return attempt.token if attempt else ""
+    def _lock_of(self, wanted: LeaseRequest) -> str:
+        attempt = None if wanted.digest else self._find(wanted.attempt)
+        return attempt.token if attempt else wanted.lock
 
-    def _alive(self, key: str, token: str | None = None) -> _Record | None:
+    def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
+        self._records[key] = _Record(token, self._clock() + ttl, **fields)
+
+    def _find(self, key: str) -> _Record | None:
         record = self._records.get(key)
-        if record and record.expires <= self._clock():
-            del self._records[key]
-            record = None
-        return record if record and token in (None, record.token) else None
+        return record if record and record.expires > self._clock() else None
 
-    def _tidy(self) -> None:
-        """Drop what has expired, whenever there are twice as many records as the last time."""
-        if len(self._records) > self._many:
-            time = self._clock()
-            self._records = {key: record for key, record in self._records.items() if record.expires > time}
-            self._many = max(FEW, 2 * len(self._records))
-
-    def _holder(self, record: _Record) -> Holder:
-        time = self._clock()
-        return Holder(record.task_id, record.node, record.pid, time - record.since, record.expires - time, record.fence)
-
-
-def _recent(lock: str) -> str:
-    """Key under which the fence of a lock's last grant is remembered for a TTL."""
-    return ":recent:".join(lock.rsplit(":lock:", 1))
+    def _holder(self, record: _Record | None) -> Holder | None:
+        if record is None:
+            return None
+        age, remaining = self._clock() - record.since, record.expires - self._clock()
+        return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence)

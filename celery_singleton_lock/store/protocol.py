@@ -1,4 +1,4 @@
-"""What a store of leases does: a few atomic verbs, each safe to send twice, because the owner's token goes with it."""
+"""What a store of locks does: a few atomic verbs, all but `revoke` safe to send twice, as the owner's token goes with them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Protocol
 
 from celery_singleton_lock.holder import Holder
 
-#: How long it is remembered that an attempt ended in success while a copy of its message waited, in seconds.
+#: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
-#: How long it is remembered at least that an operator took the lock from an attempt, in seconds.
+#: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
 REVOKED_TTL = 3600.0
 
 
 @dataclass(slots=True)
 class LeaseRequest:
-    """One attempt's request for a lease.
+    """One delivery's request for a lease, and the keys that it concerns.
 
     Arguments:
-        base: what all keys of the task start with, a cluster's hash tag included.
-        digest: what tells this signature from others of the task; empty where only the attempt is known.
-        token: the attempt's secret.
+        base: what all keys of the task name start with, a cluster's hash tag included.
+        digest: of the signature; empty in a supervisor, which knows the token alone.
+        token: the delivery's secret.
         ttl: life of the lease in seconds.
-        supervised: also note which lock the attempt has, for the worker's main process, which knows the attempt alone.
-        redelivered: an earlier delivery of the same message may be running, or has run.
+        supervised: a supervisor renews and releases too: note which lock the token owns.
+        redelivered: an earlier delivery of the same message may be running, or may have run.
     """
 
     base: str
@@ -37,49 +37,39 @@ class LeaseRequest:
     pid: int = 0
     supervised: bool = False
     redelivered: bool = False
+
     #: Key of the lock.
     lock: str = field(init=False)
-    #: Key under which the store remembers what the attempt has, or that an operator took it away.
+    #: Key of the note that names the token's lock.
     attempt: str = field(init=False, repr=False)
+    #: Key of the note that tells a waiting redelivery how this delivery ended.
+    completed: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.lock = f"{self.base}:lock:{self.digest}"
         self.attempt = f"{self.base}:attempt:{self.token}"
+        self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Make every copy and pickle None: a copied request has nothing to release, and no token."""
-        return type(None), ()
 
-    @property
-    def fence(self) -> str:
-        """Key of the last fence of the task name."""
-        return f"{self.base}:fence"
-
-    @property
-    def recent(self) -> str:
-        """Key of the set of recent grants of the task name."""
-        return f"{self.base}:recent"
-
-    @property
-    def ended(self) -> str:
-        """Key under which the store remembers how the attempt ended, for a copy of its message that waits."""
-        return f"{self.base}:ended:{self.digest}:{self.task_id}"
+def task_keys(base: str) -> tuple[str, str, str]:
+    """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
+    return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
 
 
 class AcquireStatus(Enum):
-    """What became of a claim."""
+    """How a request for a lease ended."""
 
     GRANTED = "granted"
     HELD = "held"
-    #: Another attempt of the same task id has ended in success.
+    #: Another delivery of the same message has succeeded.
     COMPLETED = "completed"
-    #: An operator took the lock from this very attempt.
+    #: The lock was revoked from this very delivery.
     REVOKED = "revoked"
 
 
 @dataclass(frozen=True)
 class AcquireResult:
-    """The answer to a claim, with the holder where it is held, and with the lease's fence where it is granted."""
+    """The answer to a request, with the lease's fence if granted, and with the holder if held."""
 
     answer: AcquireStatus
     holder: Holder | None = None
@@ -87,54 +77,56 @@ class AcquireResult:
 
 
 class RenewResult(Enum):
-    """What became of a renewal."""
+    """How renewing or reacquiring a lease ended."""
 
-    RENEWED = 1
-    MISSING = 0
-    #: Another token is there.
-    NOT_OWNER = -1
-    #: An operator took the lock from this very attempt.
-    REVOKED = -2
-    #: Taken again; but another had it meanwhile.
-    LOST = 2
+    RENEWED = "renewed"
+    MISSING = "missing"
+    #: Another token owns the lock.
+    NOT_OWNER = "not_owner"
+    #: The lock was revoked from this very delivery.
+    REVOKED = "revoked"
+    #: Reacquired, but another delivery held the lock in between.
+    LOST = "lost"
 
 
 class LockStore(Protocol):
-    """The verbs. Each raises `StoreUnavailable` within its timeout, or `StoreError` where the store refuses."""
+    """The verbs of a store.
 
-    def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        """Take the lock where it is free or this token's already, else tell who has it."""
+    Each raises `StoreUnavailable` within its timeout (seconds, at most the store's own), or `StoreError` if the store refuses.
+    """
 
-    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        """Put off the expiry of those that these tokens own."""
+    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+        """Acquire the lock if it is free or this token's already; return the lease's fence, or why not."""
 
-    def reacquire(self, claim: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        """Take again what is gone while its body goes on, unless another token is there, or an operator took it.
+    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+        """Extend the leases that these tokens own; return a result for each, never `LOST`."""
 
-        Answers what has become of it, never that it is gone, and whether this call has taken it. A newer fence than that of the
-        lease shows that another had it meanwhile.
+    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+        """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
+
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+        """Delete the lock if this token owns it; return whether a redelivery waits for the outcome (see `record_outcome`).
+
+        The redelivery waits for a TTL; a release that is sent again lets it wait for another.
         """
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        """Free the lock if this token owns it; true if a copy of the message waits to learn how it ended (see `record_outcome`).
-
-        The copy waits for a TTL; a release sent again lets it wait for another.
-        """
-
-    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
-        """Tell a waiting copy of the message whether this attempt ended in success, its result stored."""
+    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+        """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
 
     def holder(self, lock: str) -> Holder | None:
-        """Who has this lock."""
+        """Return who holds this lock, or None."""
 
     def revoke(self, base: str, lock: str) -> Holder | None:
-        """Take the lock from whoever has it, who will find it lost; answers who that was."""
+        """Take the lock from its holder, who will find it lost, and return that holder, or None.
+
+        It is sent once only: a second call could hit the next holder.
+        """
 
     def eviction_policy(self) -> str:
-        """The store's eviction policy; ``noeviction`` keeps locks safe."""
+        """Return the store's eviction policy; only ``noeviction`` keeps locks safe."""
 
     def clone(self) -> LockStore:
-        """A store on the same data with its own connections, at most so many."""
+        """Return a store on the same data with connections of its own, and no cap on them."""
 
     def close(self) -> None:
-        """Give up all connections."""
+        """Close idle connections; return nothing."""

@@ -23,7 +23,7 @@ MakeStore = Callable[..., RedisStore]
 
 
 class Backing(Protocol):
-    """A store with what a test needs to look behind it."""
+    """A store with what a test needs to examine its data."""
 
     store: LockStore
 
@@ -49,7 +49,7 @@ class MemoryBacking:
 
     def keys(self) -> list[str]:
         alive = [key for key, record in self.store._records.items() if record.expires > self._time]
-        return sorted({re.sub(":recent:.*", ":recent", key) for key in alive})
+        return sorted({re.sub(":(recent|revoked):.*", r":\1", key) for key in alive})
 
     def wait(self, seconds: float) -> None:
         self._time += seconds
@@ -133,8 +133,8 @@ def store(backing: Backing) -> LockStore:
 
 
 @pytest.fixture
-def claim(base: str) -> Callable[..., LeaseRequest]:
-    """Makes claims: each with a token of its own unless one is given."""
+def lease_request(base: str) -> Callable[..., LeaseRequest]:
+    """Make requests, each with a token of its own unless one is given."""
 
     def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseRequest:
         token = token or secrets.token_hex(16)
@@ -150,7 +150,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
     """Makes stores on the run's Redis, or on another URL."""
     made = []
 
-    def make(url: str = "", timeout: float = 1.0, limit: int = 1, tls: Any = None) -> RedisStore:
+    def make(url: str = "", timeout: float = 1.0, limit: int | None = None, tls: Any = None) -> RedisStore:
         made.append(RedisStore(connector(url or redis_server.url(), {}, tls), timeout, limit))
         return made[-1]
 
@@ -161,7 +161,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Any]:
-    """A client of the run's Redis, to look behind the store."""
+    """A client of the run's Redis, to examine the store's data."""
     with Redis.from_url(redis_server.url(), decode_responses=True) as found:
         yield found
 

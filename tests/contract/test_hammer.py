@@ -34,21 +34,21 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
     until, granted = time.monotonic() + SECONDS, 0
     while time.monotonic() < until:
         digest = str(random.randrange(LOCKS))
-        claim = LeaseRequest(
+        lease_request = LeaseRequest(
             base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), supervised=random.random() < 0.5
         )
-        other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, claim.task_id)
+        other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, lease_request.task_id)
         store.release(other, success=True)  # nobody's token frees nothing
-        if store.acquire(claim).answer is not AcquireStatus.GRANTED:
-            assert store.renew([claim]) != [RenewResult.RENEWED], "renewed without a lease"
+        if store.acquire(lease_request).answer is not AcquireStatus.GRANTED:
+            assert store.renew([lease_request]) != [RenewResult.RENEWED], "renewed without a lease"
             continue
         granted += 1
-        assert enter(digest, claim.token), "two in one critical section"
+        assert enter(digest, lease_request.token), "two in one critical section"
         for _ in range(random.randrange(3)):
-            assert [RenewResult.RENEWED] == store.renew([claim]), "lost within its TTL"
-        assert leave(digest, claim.token), "someone came in between"
-        store.release(claim, success=True)
-        store.release(claim, success=True)
+            assert [RenewResult.RENEWED] == store.renew([lease_request]), "lost within its TTL"
+        assert leave(digest, lease_request.token), "someone came in between"
+        store.release(lease_request, success=True)
+        store.release(lease_request, success=True)
     return granted
 
 

@@ -17,7 +17,7 @@ from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import MakeStore
 from tests.servers import Process, RedisServer, free_port, is_listening, redis_program, until
 
-MakeClaim = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseRequest]
 
 PASSWORD = "pa55-of-the-default"
 USER, USER_PASSWORD = "locks", "pa55-of-the-user"
@@ -97,44 +97,46 @@ def named(provider: object) -> str:
 @pytest.mark.parametrize("provider", [DefaultUser, AclUser, made])
 @pytest.mark.parametrize("separator", [".", ":"])
 def test_provider_in_url(
-    guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim, provider: Any, separator: str
+    guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest, provider: Any, separator: str
 ) -> None:
     """A URL may name a credential provider, in either spelling of Celery; it counts before a login in the URL."""
     name = separator.join(named(provider).rsplit(".", 1))
     for login in ("", f"someone:{WRONG[0]}@"):
         url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
-        assert redis_store(url).acquire(claim(login)).answer is AcquireStatus.GRANTED
+        assert redis_store(url).acquire(lease_request(login)).answer is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
-def test_provider_among_options(guarded: RedisServer, claim: MakeClaim, provider: Any) -> None:
+def test_provider_among_options(guarded: RedisServer, lease_request: MakeRequest, provider: Any) -> None:
     """It may come among the options too, as an object or a name; a URL's counts before it."""
     store = RedisStore(connector(guarded.url(), {"credential_provider": provider}))
-    assert store.acquire(claim("option")).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request("option")).answer is AcquireStatus.GRANTED
     store.close()
     url = f"{guarded.url()}?credential_provider={named(AclUser)}"
     store = RedisStore(connector(url, {"credential_provider": Outdated(), "password": WRONG[0]}))
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
     store.close()
 
 
 @pytest.mark.parametrize("setting", ["broker_url", "result_backend", "singleton_lock_url"])
-def test_provider_in_settings(guarded: RedisServer, claim: MakeClaim, setting: str) -> None:
+def test_provider_in_settings(guarded: RedisServer, lease_request: MakeRequest, setting: str) -> None:
     """It works in each setting that may name the store."""
     app = Celery("login", set_as_current=False)
     app.conf.update({"broker_url": "memory://", setting: f"{guarded.url()}?credential_provider={named(AclUser)}"})
     store = context_of(app).store
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
     store.close()
     app.close()
 
 
-def test_provider_is_asked_for_each_connection(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_provider_is_asked_for_each_connection(
+    guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """Credentials that change are those of the moment when a connection is made."""
-    store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), claim()
+    store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), lease_request()
     store.acquire(one)
     assert USER == store._command("ACL", "WHOAMI")
-    store._free[0].drop()
+    store.close()
     assert [RenewResult.RENEWED] == store.renew([one])
     assert "default" == store._command("ACL", "WHOAMI")
 
@@ -168,11 +170,11 @@ def test_bad_provider_object_is_refused(provider: object) -> None:
         connector("redis://127.0.0.1:1/0", {"credential_provider": provider})
 
 
-def test_provider_that_fails(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_provider_that_fails(guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A provider that raises is an outage: the service that knows the password may be back soon. Its text is not shown."""
     store = redis_store(f"{guarded.url()}?credential_provider={named(Away)}")
     with pytest.raises(StoreUnavailable, match=r"credential provider.*RuntimeError") as unavailable:
-        store.acquire(claim())
+        store.acquire(lease_request())
     assert WRONG[0] not in str(unavailable.value)
 
 
@@ -189,41 +191,43 @@ def refused_login(call: Callable[[], Any]) -> None:
 
 
 CALLS: Mapping[str, Callable[[RedisStore, LeaseRequest], Any]] = {
-    "acquire": lambda store, claim: store.acquire(claim),
-    "renew": lambda store, claim: store.renew([claim]),
-    "release": lambda store, claim: store.release(claim, success=True),
-    "holder": lambda store, claim: store.holder(claim.lock),
-    "eviction_policy": lambda store, claim: store.eviction_policy(),
+    "acquire": lambda store, lease_request: store.acquire(lease_request),
+    "renew": lambda store, lease_request: store.renew([lease_request]),
+    "release": lambda store, lease_request: store.release(lease_request, success=True),
+    "holder": lambda store, lease_request: store.holder(lease_request.lock),
+    "eviction_policy": lambda store, lease_request: store.eviction_policy(),
 }
 
 
 @pytest.mark.parametrize("login", ["", f":{WRONG[0]}@", f"{USER}:{WRONG[0]}@", f"nobody:{WRONG[0]}@"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_refused_login(
-    guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim, login: str, call: Callable[..., Any]
+    guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest, login: str, call: Callable[..., Any]
 ) -> None:
     """A wrong or missing password, or an unknown user, is told in words, whichever call meets it, each time."""
     store = redis_store(guarded.url().replace("redis://", f"redis://{login}"))
     for _ in range(2):
-        refused_login(lambda: call(store, claim()))
+        refused_login(lambda: call(store, lease_request()))
 
 
-def test_refused_login_of_a_provider(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_refused_login_of_a_provider(guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """So is one that a provider has given."""
     store = redis_store(f"{guarded.url()}?credential_provider={named(Outdated)}")
-    refused_login(lambda: store.acquire(claim()))
+    refused_login(lambda: store.acquire(lease_request()))
 
 
-def test_large_command_without_a_login(guarded: RedisServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_large_command_without_a_login(
+    guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """Servers refuse long commands of strangers by other words of the protocol; they mean the same."""
     store = redis_store(guarded.url())
     refused_login(lambda: store._command(*["x"] * 11))
     refused_login(lambda: store._command("SET", "k", "x" * 20000))
 
 
-def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, claim: MakeClaim) -> None:
+def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, lease_request: MakeRequest) -> None:
     """Another refusal does not speak of passwords."""
-    one = claim()
+    one = lease_request()
     client.set(one.lock, "theirs", px=5000)
     with pytest.raises(StoreError) as refused:
         redis_store().acquire(one)
@@ -231,7 +235,7 @@ def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, claim: Ma
 
 
 def test_arguments_are_not_shown(
-    own_server: Callable[..., RedisServer], redis_store: MakeStore, claim: MakeClaim
+    own_server: Callable[..., RedisServer], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
     """Servers that do not know a command tell its first arguments: neither a password nor a token is shown."""
     server = own_server("--rename-command", "AUTH", "", "--rename-command", "EVALSHA", "")
@@ -284,10 +288,10 @@ def by_sentinel(url: str, own: str | None = SENTINEL_PASSWORD, **options: Any) -
     ],
     ids=["password", "object", "url"],
 )
-def test_sentinel(sentinel: str, claim: MakeClaim, query: str, options: dict[str, Any]) -> None:
+def test_sentinel(sentinel: str, lease_request: MakeRequest, query: str, options: dict[str, Any]) -> None:
     """By way of Sentinel the server gets its login, also by a credential provider; the Sentinel has its own."""
     store = by_sentinel(sentinel + query, **options)
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
     store.close()
 
 
@@ -302,8 +306,10 @@ def test_sentinel(sentinel: str, claim: MakeClaim, query: str, options: dict[str
     ],
     ids=["none", "wrong", "provider", "sentinel's wrong", "sentinel's none"],
 )
-def test_refused_login_by_sentinel(sentinel: str, claim: MakeClaim, own: str | None, options: dict[str, Any]) -> None:
+def test_refused_login_by_sentinel(
+    sentinel: str, lease_request: MakeRequest, own: str | None, options: dict[str, Any]
+) -> None:
     """A refused login is told in words there too, whether the server or the Sentinel refuses it."""
     store = by_sentinel(sentinel, own, **options)
-    refused_login(lambda: store.acquire(claim()))
+    refused_login(lambda: store.acquire(lease_request()))
     store.close()

@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +20,13 @@ from redis import Redis
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store import redis as redis_module
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.redis import connection as connection_module
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 
-MakeClaim = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseRequest]
 StartServer = Callable[..., RedisServer]
 
 TIMEOUT = 0.4
@@ -35,15 +34,15 @@ SLACK = 0.6
 
 #: Each call that a store makes, for what is true of all of them.
 CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
-    "acquire": lambda store, claim: store.acquire(claim),
-    "renew": lambda store, claim: store.renew([claim]),
-    "reacquire": lambda store, claim: store.reacquire(claim, 1),
-    "release": lambda store, claim: store.release(claim, success=True),
-    "record_outcome": lambda store, claim: store.record_outcome(claim, success=True),
-    "unsettle": lambda store, claim: store.record_outcome(claim, success=False),
-    "holder": lambda store, claim: store.holder(claim.lock),
-    "free": lambda store, claim: store.revoke(claim.base, claim.lock),
-    "eviction_policy": lambda store, claim: store.eviction_policy(),
+    "acquire": lambda store, lease_request: store.acquire(lease_request),
+    "renew": lambda store, lease_request: store.renew([lease_request]),
+    "reacquire": lambda store, lease_request: store.reacquire(lease_request, 1),
+    "release": lambda store, lease_request: store.release(lease_request, success=True),
+    "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),
+    "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
+    "holder": lambda store, lease_request: store.holder(lease_request.lock),
+    "revoke": lambda store, lease_request: store.revoke(lease_request.base, lease_request.lock),
+    "eviction_policy": lambda store, lease_request: store.eviction_policy(),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
@@ -53,19 +52,21 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 
 @every_call
 def test_forgotten_scripts_are_no_error(
-    own_server: StartServer, redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest, call: Callable[..., Any]
 ) -> None:
     """A server that has lost its scripts is sent them again within the call."""
     store = redis_store(own_server().url())
-    call(store, claim())
+    call(store, lease_request())
     store._command("SCRIPT", "FLUSH")
-    call(store, claim())
+    call(store, lease_request())
 
 
-def test_no_script_is_loaded_beforehand(redis_store: MakeStore, own_server: StartServer, claim: MakeClaim) -> None:
+def test_no_script_is_loaded_beforehand(
+    redis_store: MakeStore, own_server: StartServer, lease_request: MakeRequest
+) -> None:
     """The first call on a new server is granted, and a renewal of nothing changes nothing there."""
     store = redis_store(own_server().url())
-    one = claim()
+    one = lease_request()
     assert store.acquire(one).answer is AcquireStatus.GRANTED
     assert [RenewResult.RENEWED] == store.renew([one])
 
@@ -144,7 +145,7 @@ def hang(peer: socket.socket) -> None:
 
 
 def drip(peer: socket.socket) -> None:
-    """AcquireStatus one byte at a time, for ever, each just within any timeout of a single read."""
+    """Answer one byte at a time, for ever, each just within any timeout of a single read."""
     peer.recv(4096)
     peer.sendall(b"$1000\r\n")
     while True:
@@ -153,7 +154,7 @@ def drip(peer: socket.socket) -> None:
 
 
 def pleasantries(peer: socket.socket) -> None:
-    """AcquireStatus each command of the handshake just within any timeout of a single one."""
+    """Answer each command of the handshake just within any timeout of a single one."""
     while peer.recv(4096):
         time.sleep(TIMEOUT * 0.7)
         peer.sendall(b"+OK\r\n")
@@ -168,11 +169,11 @@ def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
     assert took < timeout + SLACK, f"{took:.2f} s with a timeout of {timeout} s"
 
 
-def test_sentinels_that_hang(impostor: Callable[..., Impostor], claim: MakeClaim) -> None:
+def test_sentinels_that_hang(impostor: Callable[..., Impostor], lease_request: MakeRequest) -> None:
     """The deadline is over all Sentinels together that are asked for the server."""
     url = ";".join(f"sentinel://127.0.0.1:{impostor(hang).port}" for _ in range(3))
     store = RedisStore(connector(url, {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
 
 
 def test_sentinels_with_tls_check_the_name() -> None:
@@ -186,52 +187,55 @@ def test_sentinels_with_tls_check_the_name() -> None:
 
 @every_call
 def test_server_that_accepts_and_hangs(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, call: Callable[..., Any]
 ) -> None:
     """One deadline is over the whole of each call on a server that never answers."""
     store = redis_store(impostor(hang).url, TIMEOUT)
-    bounded(lambda: call(store, claim()))
+    bounded(lambda: call(store, lease_request()))
 
 
 @pytest.mark.parametrize("serve", [drip, pleasantries])
 def test_server_that_is_slow(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, serve: Any
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, serve: Any
 ) -> None:
     """The deadline is not moved by a byte, or an answer of the handshake, that does arrive."""
     store = redis_store(impostor(serve).url.replace("redis://", "redis://user:secret@").replace("/0", "/3"), TIMEOUT)
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
 def test_server_that_never_connects(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, scheme: str
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, scheme: str
 ) -> None:
     """A server that does not even complete the connection costs no more than the timeout."""
     one = impostor(None, backlog=0)
     one.fill()
-    bounded(lambda: redis_store(one.url.replace("redis", scheme), TIMEOUT).acquire(claim()))
+    bounded(lambda: redis_store(one.url.replace("redis", scheme), TIMEOUT).acquire(lease_request()))
 
 
 def test_name_with_several_dead_addresses(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
+    impostor: Callable[..., Impostor],
+    redis_store: MakeStore,
+    lease_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A host name with several addresses, none of which connects, has one deadline over all of them."""
     one = impostor(None, backlog=0)
     one.fill()
     address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one.port))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: [address] * 3)
-    bounded(lambda: redis_store(f"redis://several.example:{one.port}/0", TIMEOUT).acquire(claim()))
+    bounded(lambda: redis_store(f"redis://several.example:{one.port}/0", TIMEOUT).acquire(lease_request()))
 
 
 def test_tls_that_never_shakes_hands(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
     """A server that accepts and never answers the TLS handshake costs no more than the timeout."""
     store = redis_store(impostor(hang).url.replace("redis", "rediss"), TIMEOUT)
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
 
 
-def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A TLS handshake that goes on byte by byte is bounded, too."""
 
     def dribble(peer: socket.socket) -> None:
@@ -242,11 +246,11 @@ def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStor
             time.sleep(0.1)
 
     store = redis_store(impostor(dribble).url.replace("redis", "rediss"), TIMEOUT)
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
 
 
 def test_slow_connection_and_slow_tls(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
     """Connecting and shaking hands share one deadline: the time that one has used is not there for the other."""
     one = impostor(None, backlog=0)
@@ -255,23 +259,25 @@ def test_slow_connection_and_slow_tls(
     one.listener.settimeout(timeout)
     threading.Thread(target=one.accept_later, args=(0.5,), daemon=True).start()
     # The dropped first packet is sent again after a second, and answered: 0.6 s are left for the handshake.
-    bounded(lambda: redis_store(one.url.replace("redis", "rediss"), timeout).acquire(claim()), timeout)
+    bounded(lambda: redis_store(one.url.replace("redis", "rediss"), timeout).acquire(lease_request()), timeout)
 
 
-def test_own_timeout_of_a_call(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_own_timeout_of_a_call(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """A renewal may be given less than the store's timeout, never more."""
     store = redis_store(impostor(hang).url, 5.0)
-    bounded(lambda: store.renew([claim()], 0.1), 0.1)
-    bounded(lambda: store.acquire(claim(), 0.1), 0.1)
+    bounded(lambda: store.renew([lease_request()], 0.1), 0.1)
+    bounded(lambda: store.acquire(lease_request(), 0.1), 0.1)
     store = redis_store(impostor(hang).url, TIMEOUT)
-    bounded(lambda: store.renew([claim()], 60.0))
+    bounded(lambda: store.renew([lease_request()], 60.0))
 
 
-def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A server that freezes while connected costs no more than the timeout, and is used again once it is back."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
-    one = claim()
+    one = lease_request()
     store.acquire(one)
     server.pause()
     bounded(lambda: store.renew([one]))
@@ -280,19 +286,21 @@ def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, cl
     assert [RenewResult.RENEWED] == store.renew([one])
 
 
-def test_nothing_listens(redis_store: MakeStore, claim: MakeClaim) -> None:
-    """A refused connection is told at once."""
+def test_nothing_listens(redis_store: MakeStore, lease_request: MakeRequest) -> None:
+    """A refused connection fails at once."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         store = redis_store(f"redis://127.0.0.1:{probe.getsockname()[1]}/0", 5.0)
-        bounded(lambda: store.acquire(claim()), 0.2)
+        bounded(lambda: store.acquire(lease_request()), 0.2)
 
 
-def test_reply_of_a_call_that_was_given_up(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
-    """The late reply to a call that timed out is never taken for that of the next one."""
+def test_reply_of_a_call_that_was_given_up(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
+    """A call never reads the late reply to an earlier call that timed out."""
     server = own_server()
     store = redis_store(server.url(), 0.2)
-    one, other = claim("a"), claim("b")
+    one, other = lease_request("a"), lease_request("b")
     store.acquire(one)
     server.pause()
     bounded(lambda: store.acquire(other), 0.2)
@@ -310,21 +318,23 @@ def clients(client: Any) -> int:
 
 @every_call
 def test_connection_closed_by_the_server_is_replaced(
-    own_server: StartServer, redis_store: MakeStore, claim: MakeClaim, call: Callable[..., Any]
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest, call: Callable[..., Any]
 ) -> None:
     """A connection that the server closed while it was idle is replaced within the call."""
     server = own_server()
     store, killer = redis_store(server.url()), redis_store(server.url())
-    call(store, claim())
+    call(store, lease_request())
     for _ in range(3):
         killer._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        call(store, claim())
+        call(store, lease_request())
 
 
-def test_restarted_server_is_used_again(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_restarted_server_is_used_again(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """A server that was restarted, without its data and scripts, is used again without an error."""
     server = own_server()
-    store, one = redis_store(server.url()), claim()
+    store, one = redis_store(server.url()), lease_request()
     store.acquire(one)
     server.stop()
     with pytest.raises(StoreUnavailable):
@@ -334,7 +344,7 @@ def test_restarted_server_is_used_again(own_server: StartServer, redis_store: Ma
     assert store.acquire(one).answer is AcquireStatus.GRANTED
 
 
-def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """However many threads call, there are no more connections than the limit, and every call is served."""
     server = own_server()
     store = redis_store(server.url(), timeout=10.0, limit=3)
@@ -350,7 +360,7 @@ def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore
     def work(number: int) -> None:
         try:
             for turn in range(20):
-                one = claim(f"{number}-{turn}")
+                one = lease_request(f"{number}-{turn}")
                 assert store.acquire(one).answer is AcquireStatus.GRANTED
                 store.release(one, success=True)
         except Exception as error:
@@ -369,23 +379,25 @@ def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore
     assert 1 <= most[0] <= 3
 
 
-def test_all_connections_busy(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_all_connections_busy(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """Waiting for a connection counts towards the deadline."""
     store = redis_store(impostor(hang).url, TIMEOUT, 1)
 
     def wait() -> None:
         with suppress(StoreUnavailable):
-            store.acquire(claim())
+            store.acquire(lease_request())
 
     busy = threading.Thread(target=wait)
     busy.start()
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
     busy.join()
 
 
 @pytest.mark.parametrize(("threads", "limit", "timeout"), [(4, 1, 0.001), (8, 1, 0.2), (32, 10, 0.2)])
 def test_fight_for_connections(
-    redis_store: MakeStore, claim: MakeClaim, threads: int, limit: int, timeout: float
+    redis_store: MakeStore, lease_request: MakeRequest, threads: int, limit: int, timeout: float
 ) -> None:
     """However many threads fight for a connection, no call takes longer than its timeout, and each thread is served."""
     store = redis_store(timeout=10.0, limit=limit)
@@ -393,7 +405,7 @@ def test_fight_for_connections(
     end = time.monotonic() + 2.0
 
     def fight(number: int) -> None:
-        one = claim(str(number))
+        one = lease_request(str(number))
         while (began := time.monotonic()) < end:
             with suppress(StoreUnavailable):
                 store.renew([one], timeout)
@@ -410,21 +422,24 @@ def test_fight_for_connections(
 
 
 @pytest.mark.timeout(60, method="thread")  # the default method uses the same signal
-def test_signal_while_waiting(impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_signal_while_waiting(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """A signal handler that returns when the time is up already does not make a call wait on for a connection."""
-    store = redis_store(impostor(hang).url, 3.0, 1)
+    server = impostor(hang)
+    store = redis_store(server.url, 3.0, 1)
 
     def use() -> None:
         with suppress(StoreUnavailable):
-            store.acquire(claim())
+            store.acquire(lease_request())
 
     busy = threading.Thread(target=use)
     busy.start()
-    until(lambda: not store._free)
+    until(lambda: server.open)
     before = signal.signal(signal.SIGALRM, lambda number, frame: time.sleep(TIMEOUT))
     try:
         signal.setitimer(signal.ITIMER_REAL, TIMEOUT / 2)
-        bounded(lambda: store.renew([claim()], TIMEOUT), 1.5 * TIMEOUT)
+        bounded(lambda: store.renew([lease_request()], TIMEOUT), 1.5 * TIMEOUT)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -447,10 +462,10 @@ class Late:
 
 
 @pytest.mark.parametrize("at", ["before it is sent", "before the reply", "before the rest of the reply"])
-def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str) -> None:
+def test_kept_from_running(redis_server: RedisServer, lease_request: MakeRequest, at: str) -> None:
     """A call whose thread is kept from running past the deadline still asks the store, and believes its answer."""
     connection = connector(redis_server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store, one = RedisStore(lambda: connection, 1.0), lease_request()
     store.acquire(one)
     sock, read = connection._sock, connection.read_response
 
@@ -472,44 +487,14 @@ def test_kept_from_running(redis_server: RedisServer, claim: MakeClaim, at: str)
     store.close()
 
 
-def test_timeout_is_set_where_it_is_not_right(
-    redis_server: RedisServer, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To set a socket's timeout takes a system call: it is left as it is within a millisecond, not more, whoever set it."""
-    connection = connector(redis_server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), claim()
-    store.acquire(one)
-    sock, asked, times = connection._sock, [], [100.0]
-    monkeypatch.setattr(redis_module, "time", SimpleNamespace(monotonic=lambda: times.pop() if times[1:] else times[0]))
-
-    class Socket(Late):
-        def settimeout(self, seconds: float) -> None:
-            asked.append(round(seconds, 4))
-            self.sock.settimeout(seconds)
-
-    sock._sock = Socket(sock._sock)
-    sock.settimeout(7.0)
-    for timeout in (None, None, 0.5, 0.5, None):
-        store.renew([one], timeout)
-    assert [7.0, 1.0, 0.5, 1.0] == asked
-    sock.settimeout(7.0)
-    store.renew([one])
-    assert [7.0, 1.0] == asked[4:]
-    for later in (0.0009, 0.0011):  # by so much the reply is waited for later than the command was sent
-        times[1:] = [100.0 + later, 100.0 + later, 100.0, 100.0, 100.0]
-        store.renew([one])
-    assert [0.9989] == asked[6:]
-    store.close()
-
-
 def test_kept_from_running_beside_a_slow_store(
-    own_server: StartServer, claim: MakeClaim, monkeypatch: pytest.MonkeyPatch
+    own_server: StartServer, lease_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a call waits `GRACE` for its answer, and not only for what lies there already."""
-    monkeypatch.setattr(redis_module, "GRACE", 3.0)
+    """Such a call waits for a reply that has not come yet, and does not only read what has come."""
+    monkeypatch.setattr(connection_module, "MIN_SEND_OR_READ_TIME", 3.0)
     server = own_server()
     connection = connector(server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store, one = RedisStore(lambda: connection, 1.0), lease_request()
     store.acquire(one)
     store.renew([one])  # so that the server has the script
     go_on = threading.Timer(0.5, server.resume)
@@ -525,20 +510,20 @@ def test_kept_from_running_beside_a_slow_store(
     store.close()
 
 
-def test_connection_that_cannot_send(redis_server: RedisServer, claim: MakeClaim) -> None:
+def test_connection_that_cannot_send(redis_server: RedisServer, lease_request: MakeRequest) -> None:
     """A connection that turns out to be closed while a command is sent is replaced, and the command sent once more."""
     connection = connector(redis_server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), claim()
+    store, one = RedisStore(lambda: connection, 1.0), lease_request()
     store.acquire(one)
     connection._sock._sock.shutdown(socket.SHUT_WR)
     assert [RenewResult.RENEWED] == store.renew([one])
     store.close()
 
 
-def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, claim: MakeClaim) -> None:
+def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, lease_request: MakeRequest) -> None:
     """A command that could not be sent in time is given up."""
     connection = connector(redis_server.url(), {})()
-    store, one, sent = RedisStore(lambda: connection, 1.0), claim(), []
+    store, one, sent = RedisStore(lambda: connection, 1.0), lease_request(), []
     store.acquire(one)
 
     def full() -> None:
@@ -553,7 +538,9 @@ def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, cla
     store.close()
 
 
-def test_no_connection_before_the_first_call(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_no_connection_before_the_first_call(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """Making a store connects to nothing."""
     server = own_server()
     looker = redis_store(server.url())
@@ -563,34 +550,74 @@ def test_no_connection_before_the_first_call(own_server: StartServer, redis_stor
         return len(str(looker._command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()) - 1
 
     assert 0 == count()
-    store.acquire(claim())
+    store.acquire(lease_request())
     assert 1 == count()
     store.close()
     until(lambda: count() == 0)
 
 
-def test_interrupted_call_leaves_no_half_used_connection(redis_store: MakeStore, claim: MakeClaim) -> None:
-    """An exception out of nowhere, as a time limit, in the midst of a call costs the connection, not the next call."""
-    store, one = redis_store(), claim()
-    store.acquire(one)
-    connection = store._free[-1].connection
-    read = connection.read_response
+def test_interrupted_call_leaves_no_half_used_connection(redis_server: RedisServer, lease_request: MakeRequest) -> None:
+    """An exception of a signal handler, as of a time limit, in the midst of a call costs the connection, not the next call."""
+    connect, made = connector(redis_server.url(), {}), []
 
-    def struck(*args: Any, **named: Any) -> Any:
+    def interrupted(*args: Any, **named: Any) -> Any:
         raise SystemExit
 
-    connection.read_response = struck
+    store, one = RedisStore(lambda: made.append(connect()) or made[-1]), lease_request()
+    store.acquire(one)
+    made[0].read_response = interrupted
     with pytest.raises(SystemExit):
         store.holder(one.lock)
-    connection.read_response = read
+    assert made[0]._sock is None
     assert [RenewResult.RENEWED] == store.renew([one])
+    assert 2 == len(made)
+    store.close()
 
 
-def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeClaim) -> None:
+@pytest.mark.parametrize(("verb", "times"), [("holder", 2), ("release", 2), ("revoke", 1)])
+def test_how_often_a_command_is_sent(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, verb: str, times: int
+) -> None:
+    """A command that meets a closed connection is sent once more; `revoke` is not, as it could hit the next holder."""
+    sent: list[bytes] = []
+
+    def serve(peer: socket.socket) -> None:
+        """Answer the first script call, and close the connection on each later one."""
+        while received := peer.recv(65536):
+            if b"EVALSHA" not in received:
+                peer.sendall(b"+OK\r\n" * received.count(b"CLIENT"))
+                continue
+            sent.append(received)
+            if len(sent) > 1:
+                peer.shutdown(socket.SHUT_RDWR)
+                return
+            peer.sendall(b"*-1\r\n")
+
+    store = redis_store(impostor(serve).url)
+    assert store.holder("idle") is None
+    with pytest.raises(StoreUnavailable):
+        CALLS[verb](store, lease_request())
+    assert 1 + times == len(sent)
+
+
+@pytest.mark.parametrize(("text", "connections"), [("READONLY You can't write.", 2), ("WRONGTYPE Not a hash.", 1)])
+def test_connection_after_an_error_reply(
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str, connections: int
+) -> None:
+    """A connection is used again after an error reply, unless the server is a replica: the master may be elsewhere now."""
+    server = impostor(answering(text))
+    store = redis_store(server.url)
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            store.acquire(lease_request())
+    assert connections == len(server.open)
+
+
+def test_child_uses_its_own_connection(redis_server: RedisServer, lease_request: MakeRequest) -> None:
     """After a fork each process has a connection of its own: replies never get to the other."""
     app = Celery("fork", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url()
-    ours = claim("parent")
+    ours = lease_request("parent")
     assert context_of(app).store.acquire(ours).answer is AcquireStatus.GRANTED
     children = []
     for number in range(3):
@@ -602,7 +629,7 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, claim: MakeCla
         try:
             store = context_of(app).store
             for turn in range(50):
-                one = claim(f"{number}-{turn}")
+                one = lease_request(f"{number}-{turn}")
                 assert store.acquire(one).answer is AcquireStatus.GRANTED
                 assert [RenewResult.RENEWED] == store.renew([one])
                 store.release(one, success=True)
@@ -628,7 +655,7 @@ def refuses(store: RedisStore, call: Callable[[RedisStore], Any]) -> StoreError:
     return refused.value
 
 
-def test_missing_permission(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_missing_permission(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A user who may not run scripts, or not on these keys, is refused."""
     server = own_server()
     admin = redis_store(server.url())
@@ -637,12 +664,12 @@ def test_missing_permission(own_server: StartServer, redis_store: MakeStore, cla
     admin._command("ACL", "SETUSER", "nowrite", "on", ">pw", "~*", "+@all", "-hset")
     for user in ("noscript", "nokeys", "nowrite"):
         store = redis_store(server.url().replace("redis://", f"redis://{user}:pw@"))
-        refuses(store, lambda one: one.acquire(claim()))
+        refuses(store, lambda one: one.acquire(lease_request()))
 
 
-def test_key_of_another_type(redis_store: MakeStore, client: Any, claim: MakeClaim) -> None:
+def test_key_of_another_type(redis_store: MakeStore, client: Any, lease_request: MakeRequest) -> None:
     """A key that something else uses is refused, and left as it is."""
-    one = claim()
+    one = lease_request()
     client.set(one.lock, "theirs", px=5000)
     store = redis_store()
     refuses(store, lambda it: it.acquire(one))
@@ -650,43 +677,45 @@ def test_key_of_another_type(redis_store: MakeStore, client: Any, claim: MakeCla
     assert "theirs" == client.get(one.lock)
 
 
-def test_read_only_replica_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_read_only_replica_is_an_outage(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """A server that has become a replica cannot serve for now: an outage."""
     server = own_server("--replica-serve-stale-data", "yes")
     store = redis_store(server.url())
-    store.acquire(claim("before"))
+    store.acquire(lease_request("before"))
     store._command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(StoreUnavailable):
-        store.acquire(claim())
+        store.acquire(lease_request())
     store._command("REPLICAOF", "NO", "ONE")
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
 
 
-def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A server without memory to spare cannot serve for now: an outage. Releasing still works."""
     server = own_server()
-    store, one = redis_store(server.url()), claim("held")
+    store, one = redis_store(server.url()), lease_request("held")
     store.acquire(one)
     store._command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(StoreUnavailable):
-        store.acquire(claim())
+        store.acquire(lease_request())
     assert [RenewResult.RENEWED] == store.renew([one])
     store.release(one, success=True)
     assert store.holder(one.lock) is None
 
 
-def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A server that is busy with someone's endless script cannot serve for now: an outage."""
     server = own_server("--lua-time-limit", "1")
     store, runner = redis_store(server.url(), 2.0), redis_store(server.url(), 0.2)
-    store.acquire(claim("before"))
+    store.acquire(lease_request("before"))
     with pytest.raises(StoreUnavailable):
         runner._command("EVAL", "while true do end", 0)
     with pytest.raises(StoreUnavailable):
-        store.acquire(claim())
+        store.acquire(lease_request())
     store._command("SCRIPT", "KILL")
     until(lambda: serves(store), "the script has ended")
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
 
 
 def serves(store: RedisStore) -> bool:
@@ -724,11 +753,11 @@ OUTAGES = [
 
 @pytest.mark.parametrize("text", OUTAGES, ids=lambda text: text.split()[0])
 def test_errors_that_pass_are_outages(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, text: str
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str
 ) -> None:
     """A server that says that it cannot serve for now is away, as one that cannot be reached."""
     with pytest.raises(StoreUnavailable):
-        redis_store(impostor(answering(text)).url).acquire(claim())
+        redis_store(impostor(answering(text)).url).acquire(lease_request())
 
 
 REFUSALS = [
@@ -741,23 +770,25 @@ REFUSALS = [
 
 @pytest.mark.parametrize("text", REFUSALS, ids=lambda text: text.split()[0])
 def test_errors_that_stay_are_refusals(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim, text: str
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str
 ) -> None:
     """What waiting does not cure is no outage."""
-    refuses(redis_store(impostor(answering(text)).url), lambda one: one.acquire(claim()))
+    refuses(redis_store(impostor(answering(text)).url), lambda one: one.acquire(lease_request()))
 
 
-def test_too_many_clients_is_an_outage(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_too_many_clients_is_an_outage(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
     """A server that takes no more clients cannot serve for now: an outage."""
     server = own_server()
     first = redis_store(server.url())
     first._command("CONFIG", "SET", "maxclients", "1")  # which it is itself
     with pytest.raises(StoreUnavailable):
-        redis_store(server.url()).acquire(claim())
+        redis_store(server.url()).acquire(lease_request())
 
 
 def test_eviction_policy(own_server: StartServer, redis_store: MakeStore) -> None:
-    """The server's eviction policy is told as it is."""
+    """The server's eviction policy is returned as it is."""
     store = redis_store(own_server("--maxmemory-policy", "allkeys-lru").url())
     assert "allkeys-lru" == store.eviction_policy()
 
@@ -765,22 +796,22 @@ def test_eviction_policy(own_server: StartServer, redis_store: MakeStore) -> Non
 # -- URLs --------------------------------------------------------------------------------------
 
 
-def test_database_of_the_url(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_database_of_the_url(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """Locks are in the database that the URL names."""
-    server, one = own_server(), claim()
+    server, one = own_server(), lease_request()
     redis_store(server.url(5)).acquire(one)
     assert redis_store(server.url(0)).holder(one.lock) is None
     assert redis_store(server.url(5)).holder(one.lock) is not None
 
 
-def test_unix_socket(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_unix_socket(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """``redis+socket://`` connects through a unix socket, to the database of ``virtual_host``."""
     server = RedisServer()
     path = server.directory / "redis.sock"
     server.options = ("--unixsocket", str(path))
     server.start()
     try:
-        one = claim()
+        one = lease_request()
         store = redis_store(f"redis+socket://{path}?virtual_host=4")
         assert store.acquire(one).answer is AcquireStatus.GRANTED
         assert redis_store(server.url(4)).holder(one.lock) is not None
@@ -806,30 +837,32 @@ def test_password_is_not_shown_for_a_bad_url() -> None:
 
 
 def test_url_options_do_not_change_our_deadlines(
-    impostor: Callable[..., Impostor], redis_store: MakeStore, claim: MakeClaim
+    impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
     """A URL made for a broker may carry timeouts and retries; a store call keeps its own."""
     url = (
         impostor(hang).url + "?socket_timeout=60&socket_connect_timeout=60&retry_on_timeout=yes&health_check_interval=1"
     )
     store = redis_store(url, TIMEOUT)
-    bounded(lambda: store.acquire(claim()))
+    bounded(lambda: store.acquire(lease_request()))
 
 
-def test_timeout_keeps_nothing_alive(own_server: StartServer, redis_store: MakeStore, claim: MakeClaim) -> None:
-    """An error that is raised where a reply was looked for makes no cycle with the frames of those who called."""
+def test_timeout_keeps_nothing_alive(
+    own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
+) -> None:
+    """An error of a call makes no reference cycle with the frames of its callers."""
 
     class Witness:
         """Something that a caller has."""
 
     server = own_server()
     store = redis_store(server.url(), timeout=0.3)
-    store.acquire(claim())
+    store.acquire(lease_request())
 
     def ask() -> weakref.ref[Witness]:
         witness = Witness()
         try:
-            store.acquire(claim("other"))
+            store.acquire(lease_request("other"))
         except StoreUnavailable:
             return weakref.ref(witness)
         raise AssertionError("the server answers")
@@ -844,11 +877,11 @@ def test_timeout_keeps_nothing_alive(own_server: StartServer, redis_store: MakeS
 
 
 @pytest.mark.parametrize("place", ["redis", "valkey"])
-def test_valkeys_spelling(redis_server: RedisServer, claim: MakeClaim, place: str) -> None:
+def test_valkeys_spelling(redis_server: RedisServer, lease_request: MakeRequest, place: str) -> None:
     """``valkey://`` means what ``redis://`` does, database and options included."""
     app = Celery("valkey", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url(3).replace("redis://", f"{place}://") + "?client_name=v"
-    store, one = context_of(app).store, claim()
+    store, one = context_of(app).store, lease_request()
     assert store.acquire(one).answer is AcquireStatus.GRANTED
     with Redis.from_url(redis_server.url(3)) as client:
         assert client.exists(one.lock)
@@ -859,6 +892,6 @@ def test_valkeys_spelling(redis_server: RedisServer, claim: MakeClaim, place: st
 
 @pytest.mark.parametrize("path", ["/abc", "/2abc", "/1/2", "/-1"])
 def test_name_of_a_database(path: str) -> None:
-    """Databases have numbers; what is none is not taken for number 0."""
+    """A database must be a number; other texts do not mean number 0."""
     with pytest.raises(ConfigurationError, match="number of a database"):
         connector(f"redis://127.0.0.1:1{path}", {})

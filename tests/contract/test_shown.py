@@ -70,16 +70,16 @@ def one(base: str) -> LeaseRequest:
     return LeaseRequest(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, supervised=True)
 
 
-def shows_nothing(call: Call, store: RedisStore, claim: LeaseRequest) -> None:
+def shows_nothing(call: Call, store: RedisStore, lease_request: LeaseRequest) -> None:
     """The call fails, and nothing of the error shows the token; nor does a second one, for which all is packed."""
     for _ in range(2):
         with pytest.raises(StoreError) as raised:
-            call(store, claim)
+            call(store, lease_request)
         assert [] == leaks(raised.value, TOKEN)
 
 
 def test_leaks_are_found() -> None:
-    """What this module looks for would be found: in variables, in containers, in causes, in texts."""
+    """`leaks` finds a secret in variables, in containers, in causes and in texts."""
 
     def fail(words: Any, cause: Exception | None = None) -> Exception:
         try:
@@ -97,7 +97,7 @@ def test_leaks_are_found() -> None:
 
 @every_call
 def test_server_away(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
-    """Not where the server has gone since the connection was made, nor where it cannot be connected to."""
+    """Not if the server has stopped since the connection was made, nor if it cannot be connected to."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
     call(store, one)
@@ -122,7 +122,7 @@ def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Lea
 
 @every_call
 def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
-    """Not where the server refuses the command, or tells what it was."""
+    """Not if the server refuses the command, or repeats it."""
     server = own_server()
     admin = redis_store(server.url())
     admin._command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
@@ -189,7 +189,7 @@ def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: 
 
 
 def test_frames_of_a_run(own_server: StartServer) -> None:
-    """Nor do the frames between a task's caller and the store, whose variables have the claim."""
+    """Nor do the frames between a task's caller and the store, whose variables hold the request."""
     server = own_server()
     app = Celery("shown", set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.update(singleton_lock_url=server.url(), singleton_lock_eager=True)
@@ -200,12 +200,12 @@ def test_frames_of_a_run(own_server: StartServer) -> None:
     server.stop()
     with pytest.raises(StoreError) as raised:
         task.apply(throw=True)
-    assert [] == claim_leaks(raised.value)
+    assert [] == token_leaks(raised.value)
     app.close()
 
 
-def claim_leaks(raised: BaseException) -> list[str]:
-    """Names of what shows the token of the claim that is among the variables."""
+def token_leaks(raised: BaseException) -> list[str]:
+    """Return the names of what shows the token of the request that is among the variables."""
     values = [value for _, variables in frames(raised.__traceback__) for value in variables.values()]
     (token,) = {value.token for value in values if isinstance(value, LeaseRequest)}
     return leaks(raised, token)

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.store.memory import FEW, MemoryStore
+from celery_singleton_lock.store.memory import RELEASES_PER_CLEANUP, MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import Backing
 
-MakeClaim = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseRequest]
 
 
-def known(claim: LeaseRequest) -> LeaseRequest:
-    """The same attempt as a worker's main process knows it: without digest."""
-    return LeaseRequest(claim.base, "", claim.token, claim.ttl, claim.task_id)
+def known(lease_request: LeaseRequest) -> LeaseRequest:
+    """Return the request as the supervisor knows it: without digest."""
+    return LeaseRequest(lease_request.base, "", lease_request.token, lease_request.ttl, lease_request.task_id)
 
 
-def granted(store: LockStore, claim: LeaseRequest) -> bool:
-    return store.acquire(claim).answer is AcquireStatus.GRANTED
+def granted(store: LockStore, lease_request: LeaseRequest) -> bool:
+    return store.acquire(lease_request).answer is AcquireStatus.GRANTED
 
 
 def left(backing: Backing) -> list[str]:
@@ -29,47 +29,47 @@ def left(backing: Backing) -> list[str]:
     return [name for name in sorted(backing.keys()) if ":fence" not in name and ":recent" not in name]
 
 
-def take(store: LockStore, claim: LeaseRequest) -> int:
+def take(store: LockStore, lease_request: LeaseRequest) -> int:
     """Acquire a free lock; answers the fence of the lease."""
-    verdict = store.acquire(claim)
-    assert verdict.answer is AcquireStatus.GRANTED
-    return verdict.fence
+    result = store.acquire(lease_request)
+    assert result.answer is AcquireStatus.GRANTED
+    return result.fence
 
 
 # -- acquire -----------------------------------------------------------------------------------
 
 
-def test_free_lock_is_granted(store: LockStore, claim: MakeClaim) -> None:
+def test_free_lock_is_granted(store: LockStore, lease_request: MakeRequest) -> None:
     """A free lock is granted, without a holder to name."""
-    verdict = store.acquire(claim())
-    assert (AcquireStatus.GRANTED, None) == (verdict.answer, verdict.holder)
+    result = store.acquire(lease_request())
+    assert (AcquireStatus.GRANTED, None) == (result.answer, result.holder)
 
 
-def test_held_lock_names_its_holder(backing: Backing, claim: MakeClaim) -> None:
+def test_held_lock_names_its_holder(backing: Backing, lease_request: MakeRequest) -> None:
     """A held lock is not granted; the answer has the holder's task id, node, pid, age and remaining time."""
-    first = claim(ttl=20.0)
+    first = lease_request(ttl=20.0)
     assert granted(backing.store, first)
-    verdict = backing.store.acquire(claim())
-    assert verdict.answer is AcquireStatus.HELD
-    holder = verdict.holder
+    result = backing.store.acquire(lease_request())
+    assert result.answer is AcquireStatus.HELD
+    holder = result.holder
     assert holder is not None
     assert (first.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
     assert 0 <= holder.age < 5
     assert 15 < holder.remaining <= 20
 
 
-def test_holders_fields_may_be_anything(store: LockStore, claim: MakeClaim) -> None:
+def test_holders_fields_may_be_anything(store: LockStore, lease_request: MakeRequest) -> None:
     """Ids and node names with blanks, braces, quotes and other alphabets come back as they were."""
-    odd = claim(task_id="a b{c}'\"\\é\n", node="wörker 1@{höst}", pid=2**31)
+    odd = lease_request(task_id="a b{c}'\"\\é\n", node="wörker 1@{höst}", pid=2**31)
     store.acquire(odd)
     holder = store.holder(odd.lock)
     assert holder is not None
     assert (odd.task_id, odd.node, odd.pid) == (holder.task_id, holder.node, holder.pid)
 
 
-def test_acquire_is_idempotent_on_the_token(backing: Backing, claim: MakeClaim) -> None:
-    """Sent twice because a reply was lost, a claim is granted twice: holder and age stay, the expiry is put off."""
-    one = claim(ttl=20.0)
+def test_acquire_is_idempotent_on_the_token(backing: Backing, lease_request: MakeRequest) -> None:
+    """A request that is sent twice because a reply was lost is granted twice: holder and age stay, the lease is extended."""
+    one = lease_request(ttl=20.0)
     assert granted(backing.store, one)
     backing.wait(10)
     assert granted(backing.store, one)
@@ -79,15 +79,15 @@ def test_acquire_is_idempotent_on_the_token(backing: Backing, claim: MakeClaim) 
     assert holder.remaining > 15
 
 
-def test_other_signatures_are_free(store: LockStore, claim: MakeClaim) -> None:
+def test_other_signatures_are_free(store: LockStore, lease_request: MakeRequest) -> None:
     """Another digest is another lock."""
-    assert granted(store, claim("a"))
-    assert granted(store, claim("b"))
+    assert granted(store, lease_request("a"))
+    assert granted(store, lease_request("b"))
 
 
-def test_lock_expires(backing: Backing, claim: MakeClaim) -> None:
+def test_lock_expires(backing: Backing, lease_request: MakeRequest) -> None:
     """After its TTL a lock is free, and its former owner has nothing."""
-    first, second = claim(ttl=5.0), claim()
+    first, second = lease_request(ttl=5.0), lease_request()
     store = backing.store
     assert granted(store, first)
     backing.wait(4)
@@ -103,30 +103,30 @@ def test_lock_expires(backing: Backing, claim: MakeClaim) -> None:
 # -- release -----------------------------------------------------------------------------------
 
 
-def test_release_frees(backing: Backing, claim: MakeClaim) -> None:
+def test_release_frees(backing: Backing, lease_request: MakeRequest) -> None:
     """A released lock is free, and nothing of it is left."""
-    one = claim(supervised=True)
+    one = lease_request(supervised=True)
     backing.store.acquire(one)
     assert not backing.store.release(one, success=True)
     assert backing.store.holder(one.lock) is None
     assert [] == left(backing)
-    assert granted(backing.store, claim())
+    assert granted(backing.store, lease_request())
 
 
-def test_release_by_the_owner_alone(store: LockStore, claim: MakeClaim) -> None:
-    """Nobody else's token frees a lock, the same task id's other attempt included."""
-    owner = claim(task_id="same")
+def test_release_by_the_owner_alone(store: LockStore, lease_request: MakeRequest) -> None:
+    """Nobody else's token releases a lock, not even that of another delivery of the same task id."""
+    owner = lease_request(task_id="same")
     store.acquire(owner)
-    for other in (claim(), claim(task_id="same"), known(claim())):
+    for other in (lease_request(), lease_request(task_id="same"), known(lease_request())):
         store.release(other, success=True)
         store.release(other, success=False)
         assert store.holder(owner.lock) is not None
     assert [RenewResult.RENEWED] == store.renew([owner])
 
 
-def test_release_twice_is_harmless(store: LockStore, claim: MakeClaim) -> None:
+def test_release_twice_is_harmless(store: LockStore, lease_request: MakeRequest) -> None:
     """A second release does nothing, also where the lock has a new owner."""
-    first, second = claim(), claim()
+    first, second = lease_request(), lease_request()
     store.acquire(first)
     store.release(first, success=True)
     store.release(first, success=True)
@@ -135,18 +135,18 @@ def test_release_twice_is_harmless(store: LockStore, claim: MakeClaim) -> None:
     assert [RenewResult.RENEWED] == store.renew([second])
 
 
-def test_release_of_what_was_never_granted(store: LockStore, claim: MakeClaim) -> None:
-    """Releasing a claim that has nothing is no error."""
-    assert not store.release(claim(), success=True)
-    assert not store.release(known(claim()), success=False)
+def test_release_of_what_was_never_granted(store: LockStore, lease_request: MakeRequest) -> None:
+    """Releasing a lock that was never granted is no error."""
+    assert not store.release(lease_request(), success=True)
+    assert not store.release(known(lease_request()), success=False)
 
 
 # -- renew -------------------------------------------------------------------------------------
 
 
-def test_renew_puts_the_expiry_off(backing: Backing, claim: MakeClaim) -> None:
-    """RenewResult in time, a lock lives past its TTL."""
-    one = claim(ttl=6.0)
+def test_renew_puts_the_expiry_off(backing: Backing, lease_request: MakeRequest) -> None:
+    """A lock that is renewed in time lives past its TTL."""
+    one = lease_request(ttl=6.0)
     backing.store.acquire(one)
     for _ in range(4):
         backing.wait(4)
@@ -156,9 +156,9 @@ def test_renew_puts_the_expiry_off(backing: Backing, claim: MakeClaim) -> None:
     assert 5 < holder.remaining <= 6
 
 
-def test_renew_by_the_owner_alone(backing: Backing, claim: MakeClaim) -> None:
+def test_renew_by_the_owner_alone(backing: Backing, lease_request: MakeRequest) -> None:
     """Another's lock is neither renewed nor touched."""
-    owner, other = claim(ttl=5.0), claim(ttl=60.0)
+    owner, other = lease_request(ttl=5.0), lease_request(ttl=60.0)
     backing.store.acquire(owner)
     assert [RenewResult.NOT_OWNER] == backing.store.renew([other])
     holder = backing.store.holder(owner.lock)
@@ -166,22 +166,23 @@ def test_renew_by_the_owner_alone(backing: Backing, claim: MakeClaim) -> None:
     assert holder.remaining <= 5
 
 
-def test_renew_of_what_is_gone(backing: Backing, claim: MakeClaim) -> None:
+def test_renewal_of_a_missing_lock(backing: Backing, lease_request: MakeRequest) -> None:
     """A lock that nobody has is not brought back by a renewal."""
-    one = claim()
+    one = lease_request()
     backing.store.acquire(one)
     backing.store.release(one, success=False)
     assert [RenewResult.MISSING] == backing.store.renew([one])
     assert [] == left(backing)
 
 
-def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> None:
-    """One call for many leases answers for each of them, in order, whatever became of the others."""
+def test_batch_has_an_answer_for_each(backing: Backing, lease_request: MakeRequest) -> None:
+    """One call for many leases returns a result for each of them, in order."""
     store = backing.store
-    mine, gone, taken, supervised = claim("a"), claim("b"), claim("c"), claim("d", supervised=True)
-    for one in (mine, claim("c"), supervised):
+    mine, missing, other = (lease_request(digest) for digest in "abc")
+    supervised = lease_request("d", supervised=True)
+    for one in (mine, lease_request("c"), supervised):
         store.acquire(one)
-    batch = [gone, mine, known(supervised), taken, known(gone), mine]
+    batch = [missing, mine, known(supervised), other, known(missing), mine]
     answers = [
         RenewResult.MISSING,
         RenewResult.RENEWED,
@@ -193,9 +194,9 @@ def test_batch_has_an_answer_for_each(backing: Backing, claim: MakeClaim) -> Non
     assert answers == store.renew(batch)
 
 
-def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
+def test_batch_of_hundred(store: LockStore, lease_request: MakeRequest) -> None:
     """A full batch is renewed by one call, each with its own TTL."""
-    batch = [claim(str(number), ttl=10.0 + number) for number in range(100)]
+    batch = [lease_request(str(number), ttl=10.0 + number) for number in range(100)]
     for one in batch:
         store.acquire(one)
     assert [RenewResult.RENEWED] * 100 == store.renew(batch)
@@ -205,9 +206,9 @@ def test_batch_of_hundred(store: LockStore, claim: MakeClaim) -> None:
         assert one.ttl - 5 < holder.remaining <= one.ttl
 
 
-def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
-    """What the store has lost is taken again by its holder, who is named as before; asked twice, it is given twice."""
-    store, one = backing.store, claim(ttl=20.0, supervised=True)
+def test_missing_lock_is_reacquired(backing: Backing, lease_request: MakeRequest) -> None:
+    """A holder reacquires the lock that the store lost, and is named as before; sent twice, the call succeeds twice."""
+    store, one = backing.store, lease_request(ttl=20.0, supervised=True)
     store.acquire(one)
     backing.lose()
     assert [RenewResult.MISSING] == store.renew([one])
@@ -224,9 +225,9 @@ def test_gone_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
     assert store.holder(one.lock) is None
 
 
-def test_taken_again_from_nobody_else(backing: Backing, claim: MakeClaim) -> None:
-    """What another has by now is not taken."""
-    store, one, other = backing.store, claim(supervised=True), claim(supervised=True)
+def test_reacquired_from_nobody_else(backing: Backing, lease_request: MakeRequest) -> None:
+    """A lock that another delivery holds by now is not reacquired."""
+    store, one, other = backing.store, lease_request(supervised=True), lease_request(supervised=True)
     store.acquire(one)
     backing.lose()
     store.acquire(other)
@@ -242,16 +243,16 @@ def _released_by_attempt(store: LockStore, one: LeaseRequest) -> None:
     store.release(known(one), success=False)
 
 
-def _freed(store: LockStore, one: LeaseRequest) -> None:
+def _revoked(store: LockStore, one: LeaseRequest) -> None:
     store.revoke(one.base, one.lock)
 
 
-@pytest.mark.parametrize("ended", [_released, _released_by_attempt, _freed])
+@pytest.mark.parametrize("ended", [_released, _released_by_attempt, _revoked])
 def test_another_came_and_went(
-    backing: Backing, claim: MakeClaim, ended: Callable[[LockStore, LeaseRequest], None]
+    backing: Backing, lease_request: MakeRequest, ended: Callable[[LockStore, LeaseRequest], None]
 ) -> None:
-    """Whoever takes its lock again learns that another had it meanwhile, then and whenever it is renewed."""
-    store, one, other = backing.store, claim(supervised=True), claim(supervised=True)
+    """A holder that reacquires its lock learns that another held it in between, however often it asks."""
+    store, one, other = backing.store, lease_request(supervised=True), lease_request(supervised=True)
     fence = take(store, one)
     backing.lose()
     backing.wait(0.001)
@@ -264,12 +265,12 @@ def test_another_came_and_went(
     ]
     backing.wait(29)
     assert [RenewResult.RENEWED] * 2 == store.renew([one, known(one)])
-    assert not granted(store, other if ended is _freed else claim())
+    assert not granted(store, other if ended is _revoked else lease_request())
 
 
-def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None:
+def test_runs_before_it_do_not_count(backing: Backing, lease_request: MakeRequest) -> None:
     """Whoever was released before a lock was granted has not been there meanwhile."""
-    store, before, one = backing.store, claim(), claim()
+    store, before, one = backing.store, lease_request(), lease_request()
     store.acquire(before)
     store.release(before, success=True)
     fence = take(store, one)
@@ -277,18 +278,18 @@ def test_runs_before_it_do_not_count(backing: Backing, claim: MakeClaim) -> None
     assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
 
 
-def test_freed_is_not_taken_again(store: LockStore, claim: MakeClaim) -> None:
-    """What an operator took from a holder is not taken again by it."""
-    one = claim()
+def test_revoked_lock_is_not_reacquired(store: LockStore, lease_request: MakeRequest) -> None:
+    """A holder does not reacquire a lock that was revoked from it."""
+    one = lease_request()
     fence = take(store, one)
     store.revoke(one.base, one.lock)
     assert (RenewResult.REVOKED, False) == store.reacquire(one, fence)
     assert store.holder(one.lock) is None
 
 
-def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
+def test_colons_in_names(backing: Backing, lease_request: MakeRequest) -> None:
     """A task may be named as a part of our keys is."""
-    one, other = (replace(claim(), base=f"{claim().base}:lock:x") for _ in range(2))
+    one, other = (replace(lease_request(), base=f"{lease_request().base}:lock:x") for _ in range(2))
     fence = take(backing.store, one)
     backing.lose()
     backing.wait(0.001)
@@ -300,55 +301,55 @@ def test_colons_in_names(backing: Backing, claim: MakeClaim) -> None:
 # -- fences --------------------------------------------------------------------------------------
 
 
-def test_fence_grows(backing: Backing, claim: MakeClaim) -> None:
-    """Each lease of a task name has a higher fence than the one before, whatever its signature; the holder tells it."""
+def test_fence_grows(backing: Backing, lease_request: MakeRequest) -> None:
+    """Each lease of a task name has a higher fence than the one before, whatever its signature; `Holder` has it too."""
     store, seen = backing.store, []
     for digest in ("d", "e", "d"):
-        one = claim(digest)
+        one = lease_request(digest)
         seen.append(take(store, one))
         assert seen[-1] == take(store, one), "the same, where a reply was lost"
         holder = store.holder(one.lock)
         assert holder is not None
         assert seen[-1] == holder.fence
-        verdict = store.acquire(claim(digest))
-        assert verdict.holder is not None
-        assert seen[-1] == verdict.holder.fence
+        result = store.acquire(lease_request(digest))
+        assert result.holder is not None
+        assert seen[-1] == result.holder.fence
         store.release(one, success=True)
     assert sorted(set(seen)) == seen
 
 
-def test_fence_grows_after_a_loss_of_data(backing: Backing, claim: MakeClaim) -> None:
+def test_fence_grows_after_a_loss_of_data(backing: Backing, lease_request: MakeRequest) -> None:
     """A store that has lost its data goes on with higher fences, made of its clock."""
-    before = take(backing.store, claim())
+    before = take(backing.store, lease_request())
     backing.lose()
     backing.wait(0.001)
-    assert before < take(backing.store, claim())
+    assert before < take(backing.store, lease_request())
 
 
-def test_revocation_raises_the_fence(store: LockStore, claim: MakeClaim) -> None:
-    """What an operator has freed has a lower fence than all that comes later, also for another signature."""
-    one = claim()
+def test_revocation_raises_the_fence(store: LockStore, lease_request: MakeRequest) -> None:
+    """A revoked lease has a lower fence than all later ones, also those of another signature."""
+    one = lease_request()
     before = take(store, one)
     store.revoke(one.base, one.lock)
-    assert before + 1 < take(store, claim("other"))
+    assert before + 1 < take(store, lease_request("other"))
 
 
-def test_fence_of_what_is_taken_again(backing: Backing, claim: MakeClaim) -> None:
+def test_fence_of_a_reacquired_lock(backing: Backing, lease_request: MakeRequest) -> None:
     """It is the lease's own, and later leases have higher ones, also where the store's clock was set back."""
-    store, one = backing.store, claim()
+    store, one = backing.store, lease_request()
     fence = take(store, one) + 10**9  # as if the clock was ahead then
     backing.lose()
     assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
     holder = store.holder(one.lock)
     assert holder is not None
     assert fence == holder.fence
-    assert fence < take(store, claim("other"))
+    assert fence < take(store, lease_request("other"))
 
 
-def test_recent_grants_are_bounded(backing: Backing, claim: MakeClaim) -> None:
-    """What is remembered of grants is gone a TTL later."""
+def test_recent_grants_are_bounded(backing: Backing, lease_request: MakeRequest) -> None:
+    """The store forgets recent grants after a TTL."""
     for number in range(20):
-        one = claim(str(number))
+        one = lease_request(str(number))
         take(backing.store, one)
         backing.store.release(one, success=True)
     backing.wait(31)
@@ -363,9 +364,9 @@ def test_empty_batch(store: LockStore) -> None:
 # -- by attempt alone --------------------------------------------------------------------------
 
 
-def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> None:
-    """Who knows the attempt alone renews and releases what it has, as often as is needed."""
-    one = claim(ttl=6.0, supervised=True)
+def test_renew_and_release_by_attempt(backing: Backing, lease_request: MakeRequest) -> None:
+    """A supervisor, which knows the token alone, renews and releases the lock, as often as needed."""
+    one = lease_request(ttl=6.0, supervised=True)
     backing.store.acquire(one)
     for _ in range(4):
         backing.wait(4)
@@ -375,18 +376,18 @@ def test_renew_and_release_by_attempt(backing: Backing, claim: MakeClaim) -> Non
     assert [] == left(backing)
 
 
-def test_both_may_renew(backing: Backing, claim: MakeClaim) -> None:
-    """The process that runs the body and the main process renew side by side; either alone keeps lock and attempt."""
-    one = claim(ttl=6.0, supervised=True)
+def test_both_may_renew(backing: Backing, lease_request: MakeRequest) -> None:
+    """The process that runs the body and the supervisor both renew; either alone keeps the lock and the attempt key."""
+    one = lease_request(ttl=6.0, supervised=True)
     backing.store.acquire(one)
     for renewer in (one, one, known(one), known(one), one, known(one)):
         backing.wait(4)
         assert [RenewResult.RENEWED] == backing.store.renew([renewer])
 
 
-def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
-    """An attempt that was never granted anything has nothing: not renewed, not released."""
-    holder, duplicate = claim(supervised=True), claim(supervised=True)
+def test_attempt_without_a_lock(backing: Backing, lease_request: MakeRequest) -> None:
+    """A token that was never granted a lock renews and releases nothing."""
+    holder, duplicate = lease_request(supervised=True), lease_request(supervised=True)
     backing.store.acquire(holder)
     backing.store.acquire(duplicate)
     assert [RenewResult.MISSING] == backing.store.renew([known(duplicate)])
@@ -394,9 +395,9 @@ def test_attempt_without_a_lock(backing: Backing, claim: MakeClaim) -> None:
     assert [RenewResult.RENEWED] == backing.store.renew([known(holder)])
 
 
-def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> None:
-    """An attempt whose lock went to another renews and frees nothing."""
-    first, second = claim(ttl=5.0, supervised=True), claim()
+def test_attempt_whose_lock_another_has(backing: Backing, lease_request: MakeRequest) -> None:
+    """A token whose lock another delivery holds renews and releases nothing."""
+    first, second = lease_request(ttl=5.0, supervised=True), lease_request()
     store = backing.store
     store.acquire(first)
     backing.wait(5.1)
@@ -409,146 +410,146 @@ def test_attempt_whose_lock_another_has(backing: Backing, claim: MakeClaim) -> N
 # -- two deliveries of one message -------------------------------------------------------------
 
 
-def test_copy_of_a_running_message_waits(store: LockStore, claim: MakeClaim) -> None:
-    """Another attempt of the same task id finds itself the holder's task id, and the holder learns of it at release."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: MakeRequest) -> None:
+    """A redelivery meets a holder with its own task id, and the holder learns of it at release."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
-    verdict = store.acquire(copy)
-    assert verdict.answer is AcquireStatus.HELD
-    assert verdict.holder is not None
-    assert "same" == verdict.holder.task_id
+    result = store.acquire(again)
+    assert result.answer is AcquireStatus.HELD
+    assert result.holder is not None
+    assert "same" == result.holder.task_id
     assert store.release(first, success=True)
 
 
-def test_copy_between_release_and_result(store: LockStore, claim: MakeClaim) -> None:
-    """After a release in success the copy waits on, until the result is stored; other work of the signature runs."""
-    first, copy = claim(task_id="same"), claim(task_id="same", redelivered=True)
+def test_redelivery_between_release_and_result(store: LockStore, lease_request: MakeRequest) -> None:
+    """After a successful run a redelivery waits on until the result is stored; other work of the signature runs."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     store.release(first, success=True)
-    verdict = store.acquire(copy)
-    assert verdict.answer is AcquireStatus.HELD
-    assert verdict.holder is not None
-    assert "same" == verdict.holder.task_id
-    assert granted(store, claim())
+    result = store.acquire(again)
+    assert result.answer is AcquireStatus.HELD
+    assert result.holder is not None
+    assert "same" == result.holder.task_id
+    assert granted(store, lease_request())
 
 
-def test_copy_after_success_is_dropped(store: LockStore, claim: MakeClaim) -> None:
-    """Once the first attempt has ended in success, each copy of the message is told so."""
-    first, copy = claim(task_id="same"), claim(task_id="same", redelivered=True)
+def test_redelivery_after_success_is_dropped(store: LockStore, lease_request: MakeRequest) -> None:
+    """Once the first delivery has succeeded, each redelivery is answered `COMPLETED`."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     store.release(first, success=True)
     store.record_outcome(first, success=True)
-    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
-    assert store.acquire(claim(task_id="same", redelivered=True)).answer is AcquireStatus.COMPLETED
-    assert granted(store, claim())
+    assert store.acquire(again).answer is AcquireStatus.COMPLETED
+    assert store.acquire(lease_request(task_id="same", redelivered=True)).answer is AcquireStatus.COMPLETED
+    assert granted(store, lease_request())
 
 
 @pytest.mark.parametrize("other", [{"redelivered": False}, {"redelivered": True, "digest": "other"}])
-@pytest.mark.parametrize("is_settled", [False, True])
+@pytest.mark.parametrize("is_stored", [False, True])
 def test_task_id_that_is_used_again(
-    store: LockStore, claim: MakeClaim, other: dict[str, Any], is_settled: bool
+    store: LockStore, lease_request: MakeRequest, other: dict[str, Any], is_stored: bool
 ) -> None:
     """New work under the task id of an ended one runs: a first delivery, or one of other arguments."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+    first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     store.release(first, success=True)
-    if is_settled:
+    if is_stored:
         store.record_outcome(first, success=True)
-    assert granted(store, claim(task_id="same", **other))
+    assert granted(store, lease_request(task_id="same", **other))
 
 
-def test_copy_waits_while_the_result_is_being_stored(backing: Backing, claim: MakeClaim) -> None:
-    """A release sent again lets a waiting copy wait for another TTL; after the outcome is known it changes nothing."""
-    first, copy = claim(task_id="same", ttl=5.0), claim(task_id="same", redelivered=True)
+def test_redelivery_waits_while_the_result_is_being_stored(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release that is sent again lets a redelivery wait for another TTL; once the outcome is stored it changes nothing."""
+    first, again = lease_request(task_id="same", ttl=5.0), lease_request(task_id="same", redelivered=True)
     store = backing.store
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     for _ in range(3):
         assert store.release(first, success=True)
         backing.wait(4.0)
-        assert store.acquire(copy).answer is AcquireStatus.HELD
+        assert store.acquire(again).answer is AcquireStatus.HELD
     store.record_outcome(first, success=True)
     assert not store.release(first, success=True)
     backing.wait(6.0)
-    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
+    assert store.acquire(again).answer is AcquireStatus.COMPLETED
 
 
-def test_copy_after_no_success_runs(backing: Backing, claim: MakeClaim) -> None:
-    """Where the first attempt did not end in success after all, the copy runs."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+def test_redelivery_after_no_success_runs(backing: Backing, lease_request: MakeRequest) -> None:
+    """If the first delivery did not succeed after all, the redelivery runs."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store = backing.store
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     store.release(first, success=True)
     store.record_outcome(first, success=False)
-    assert granted(store, copy)
-    store.release(copy, success=True)
+    assert granted(store, again)
+    store.release(again, success=True)
     assert [] == left(backing)
 
 
-def test_copy_after_a_failure_runs(store: LockStore, claim: MakeClaim) -> None:
-    """A release without success tells nobody to wait."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+def test_redelivery_after_a_failure_runs(store: LockStore, lease_request: MakeRequest) -> None:
+    """A release without success lets nobody wait."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     assert not store.release(first, success=False)
-    assert granted(store, copy)
+    assert granted(store, again)
 
 
-def test_copy_after_the_first_died(backing: Backing, claim: MakeClaim) -> None:
-    """Where the first attempt's process died, the copy is granted the lock: it is never taken for a duplicate."""
-    first, copy = claim(task_id="same", ttl=5.0, supervised=True), claim(task_id="same")
+def test_redelivery_after_the_first_died(backing: Backing, lease_request: MakeRequest) -> None:
+    """If the process of the first delivery died, the redelivery is granted the lock: it is no duplicate."""
+    first, again = lease_request(task_id="same", ttl=5.0, supervised=True), lease_request(task_id="same")
     backing.store.acquire(first)
-    backing.store.acquire(copy)
+    backing.store.acquire(again)
     backing.store.release(known(first), success=False)
-    assert granted(backing.store, copy)
+    assert granted(backing.store, again)
 
 
-def test_unsettled_end_is_not_waited_for_long(backing: Backing, claim: MakeClaim) -> None:
-    """A process that died between release and settling keeps a copy waiting no longer than a TTL."""
-    first, copy = claim(task_id="same", ttl=5.0), claim(task_id="same")
+def test_missing_outcome_is_not_waited_for_long(backing: Backing, lease_request: MakeRequest) -> None:
+    """A process that died between release and outcome lets a redelivery wait no longer than a TTL."""
+    first, again = lease_request(task_id="same", ttl=5.0), lease_request(task_id="same")
     backing.store.acquire(first)
-    backing.store.acquire(copy)
+    backing.store.acquire(again)
     backing.store.release(first, success=True)
     backing.wait(5.1)
-    assert granted(backing.store, copy)
+    assert granted(backing.store, again)
 
 
-def test_lost_reply_to_a_release(store: LockStore, claim: MakeClaim) -> None:
-    """A release sent twice because a reply was lost says again that a copy waits: else it would run after all."""
-    first, copy = claim(task_id="same"), claim(task_id="same")
+def test_lost_reply_to_a_release(store: LockStore, lease_request: MakeRequest) -> None:
+    """A release that is sent twice because a reply was lost answers again that a redelivery waits: else that would run."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     assert store.release(first, success=True)
     assert store.release(first, success=True)
 
 
-def test_no_copy_no_trace(backing: Backing, claim: MakeClaim) -> None:
-    """Without a copy nothing is remembered of an attempt that ended, however many signatures there were."""
+def test_no_copy_no_trace(backing: Backing, lease_request: MakeRequest) -> None:
+    """Without a redelivery the store remembers no delivery that ended, however many signatures there were."""
     for number in range(50):
-        one = claim(str(number), supervised=True)
+        one = lease_request(str(number), supervised=True)
         backing.store.acquire(one)
         backing.store.release(one, success=True)
     assert [] == left(backing)
 
 
-def test_other_task_ids_are_duplicates_only(store: LockStore, claim: MakeClaim) -> None:
-    """A duplicate with another task id makes the holder settle nothing."""
-    first = claim()
+def test_other_task_ids_are_duplicates_only(store: LockStore, lease_request: MakeRequest) -> None:
+    """A duplicate with another task id does not make the holder store its outcome."""
+    first = lease_request()
     store.acquire(first)
-    store.acquire(claim())
+    store.acquire(lease_request())
     assert not store.release(first, success=True)
 
 
-# -- taken by an operator ----------------------------------------------------------------------
+# -- revoked by an operator ----------------------------------------------------------------------
 
 
-def test_free_answers_who_had_it(store: LockStore, claim: MakeClaim) -> None:
-    """An operator's free takes the lock and answers its holder; of a free lock, nothing."""
-    one = claim()
+def test_revoke_returns_the_holder(store: LockStore, lease_request: MakeRequest) -> None:
+    """`revoke` takes the lock and returns its holder, or None if the lock is free."""
+    one = lease_request()
     assert store.revoke(one.base, one.lock) is None
     store.acquire(one)
     holder = store.revoke(one.base, one.lock)
@@ -557,10 +558,10 @@ def test_free_answers_who_had_it(store: LockStore, claim: MakeClaim) -> None:
     assert store.holder(one.lock) is None
 
 
-def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim) -> None:
-    """The attempt that lost its lock to an operator is told so whenever it asks within an hour: it may be stopped meanwhile."""
+def test_revoked_delivery_does_not_acquire_it_again(backing: Backing, lease_request: MakeRequest) -> None:
+    """A delivery whose lock was revoked learns it whenever it asks within an hour, as it may be stopped meanwhile."""
     for supervised in (False, True):
-        one = claim("x" if supervised else "y", ttl=6.0, supervised=supervised)
+        one = lease_request("x" if supervised else "y", ttl=6.0, supervised=supervised)
         store = backing.store
         store.acquire(one)
         store.revoke(one.base, one.lock)
@@ -574,9 +575,9 @@ def test_freed_attempt_does_not_take_it_again(backing: Backing, claim: MakeClaim
         assert store.holder(one.lock) is None
 
 
-def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> None:
-    """What an operator freed goes to the next who asks; the former owner frees nothing of it."""
-    one, other = claim(), claim()
+def test_revoked_lock_is_free_for_others(store: LockStore, lease_request: MakeRequest) -> None:
+    """A revoked lock is granted to the next request; the former holder does not release it."""
+    one, other = lease_request(), lease_request()
     store.acquire(one)
     store.revoke(one.base, one.lock)
     assert granted(store, other)
@@ -589,26 +590,26 @@ def test_freed_lock_is_free_for_others(store: LockStore, claim: MakeClaim) -> No
 # -- keys --------------------------------------------------------------------------------------
 
 
-def test_holder_of_a_free_lock(store: LockStore, claim: MakeClaim) -> None:
-    """Nobody holds what was never taken."""
-    assert store.holder(claim().lock) is None
+def test_holder_of_a_free_lock(store: LockStore, lease_request: MakeRequest) -> None:
+    """Nobody holds a lock that was never acquired."""
+    assert store.holder(lease_request().lock) is None
 
 
-def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
-    """Each kind of key expires but the fence: locks, attempts, recent grants, ends, and what operators took."""
+def test_every_key_expires(backing: Backing, lease_request: MakeRequest) -> None:
+    """Each kind of key expires but the fence: locks, attempts, recent grants, outcomes, revoked tokens."""
     store = backing.store
-    store.acquire(claim("held", supervised=True))
-    first, copy = claim("twin", task_id="same"), claim("twin", task_id="same")
-    other, again = claim("open", task_id="open"), claim("open", task_id="open")
-    for one in (first, copy, other, again):
+    store.acquire(lease_request("held", supervised=True))
+    first, again = lease_request("redelivered", task_id="same"), lease_request("redelivered", task_id="same")
+    other, third = lease_request("open", task_id="open"), lease_request("open", task_id="open")
+    for one in (first, again, other, third):
         store.acquire(one)
     store.release(first, success=True)
     store.record_outcome(first, success=True)
     store.release(other, success=True)
-    freed = claim("freed")
-    store.acquire(freed)
-    store.revoke(freed.base, freed.lock)
-    fence = f"{freed.base}:fence"
+    revoked = lease_request("revoked")
+    store.acquire(revoked)
+    store.revoke(revoked.base, revoked.lock)
+    fence = f"{revoked.base}:fence"
     keys = {*backing.keys()} - {fence}
     assert 6 == len(keys)
     for key in keys:
@@ -617,50 +618,50 @@ def test_every_key_expires(backing: Backing, claim: MakeClaim) -> None:
     assert [fence] == backing.keys()
 
 
-def test_twin_mark_keeps_the_expiry(backing: Backing, claim: MakeClaim) -> None:
-    """A copy that asks neither shortens nor lengthens the holder's lease."""
-    first = claim(ttl=10.0, task_id="same")
+def test_redelivery_keeps_the_expiry(backing: Backing, lease_request: MakeRequest) -> None:
+    """A redelivery that asks neither shortens nor extends the holder's lease."""
+    first = lease_request(ttl=10.0, task_id="same")
     backing.store.acquire(first)
     backing.wait(5)
-    backing.store.acquire(claim(ttl=600.0, task_id="same"))
+    backing.store.acquire(lease_request(ttl=600.0, task_id="same"))
     assert 3 < backing.lives(first.lock) <= 5
 
 
-def test_all_keys_share_the_tasks_hash_tag(backing: Backing, claim: MakeClaim, base: str) -> None:
+def test_all_keys_share_the_tasks_hash_tag(backing: Backing, lease_request: MakeRequest, base: str) -> None:
     """All keys of a task start with its base, hash tag included, so that one script call suffices on a cluster."""
     store = backing.store
-    first, copy = claim(task_id="same", supervised=True), claim(task_id="same")
+    first, again = lease_request(task_id="same", supervised=True), lease_request(task_id="same")
     store.acquire(first)
-    store.acquire(copy)
+    store.acquire(again)
     names = set(backing.keys())
     store.release(first, success=True)
     names |= set(backing.keys())
     assert {
-        f"{base}:{name}" for name in ("lock:d", "fence", "recent", f"attempt:{first.token}", "ended:d:same")
+        f"{base}:{name}" for name in ("lock:d", "fence", "recent", f"attempt:{first.token}", "completed:d:same")
     } == names
 
 
-def test_clone_shares_the_data(store: LockStore, claim: MakeClaim) -> None:
+def test_clone_shares_the_data(store: LockStore, lease_request: MakeRequest) -> None:
     """A clone has its own connections and the same locks."""
-    clone, one = store.clone(1), claim()
+    clone, one = store.clone(), lease_request()
     store.acquire(one)
     assert clone.holder(one.lock) is not None
     clone.close()
     assert [RenewResult.RENEWED] == store.renew([one])
 
 
-def test_eviction_policy_is_told(store: LockStore) -> None:
-    """A store tells its eviction policy."""
+def test_eviction_policy(store: LockStore) -> None:
+    """A store returns its eviction policy."""
     assert "noeviction" == store.eviction_policy()
 
 
-def test_memory_store_forgets(claim: MakeClaim) -> None:
+def test_memory_store_forgets(lease_request: MakeRequest) -> None:
     """What has expired in the store in memory is dropped, though nobody asks for it again."""
     time = [0.0]
     store = MemoryStore(clock=lambda: time[0])
-    for number in range(5 * FEW):
-        one = claim(str(number), ttl=1.0)
+    for number in range(5 * RELEASES_PER_CLEANUP):
+        one = lease_request(str(number), ttl=1.0)
         store.acquire(one)
         store.release(one, success=True)
         time[0] += 0.1
-    assert len(store._records) <= FEW + 1
+    assert len(store._records) <= RELEASES_PER_CLEANUP + 1

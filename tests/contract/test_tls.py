@@ -16,7 +16,7 @@ from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, ServerFailed, free_port, is_listening, rabbitmq_required, until
 
-MakeClaim = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseRequest]
 
 
 @pytest.fixture(scope="module")
@@ -42,51 +42,55 @@ def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
         server.close()
 
 
-def test_unknown_certificate_is_refused(tls_port: int, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_unknown_certificate_is_refused(tls_port: int, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """By default a certificate that no known authority has signed is refused."""
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        redis_store(f"rediss://localhost:{tls_port}/0").acquire(claim())
+        redis_store(f"rediss://localhost:{tls_port}/0").acquire(lease_request())
 
 
 @pytest.mark.parametrize("required", ["required", "CERT_REQUIRED"])
 def test_unknown_certificate_is_refused_when_asked(
-    tls_port: int, redis_store: MakeStore, claim: MakeClaim, required: str
+    tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, required: str
 ) -> None:
     """Asked for, it is refused in either spelling."""
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={required}").acquire(claim())
+        redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={required}").acquire(lease_request())
 
 
 @pytest.mark.parametrize("scheme", ["rediss", "valkeys"])
 @pytest.mark.parametrize("unchecked", ["none", "CERT_NONE"])
-def test_unchecked_by_url(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: str, scheme: str) -> None:
+def test_unchecked_by_url(
+    tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, unchecked: str, scheme: str
+) -> None:
     """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
     store = redis_store(f"{scheme}://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("unchecked", [ssl.CERT_NONE, "CERT_NONE", "none", 0])
-def test_unchecked_by_setting(tls_port: int, redis_store: MakeStore, claim: MakeClaim, unchecked: Any) -> None:
+def test_unchecked_by_setting(
+    tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, unchecked: Any
+) -> None:
     """The spellings of Celery's own settings switch it off, too."""
     store = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_cert_reqs": unchecked})
-    assert store.acquire(claim()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
 
 
 def test_known_authority(
-    tls_port: int, redis_store: MakeStore, claim: MakeClaim, certificate: tuple[Path, Path]
+    tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, certificate: tuple[Path, Path]
 ) -> None:
     """A certificate of a given authority is accepted, by URL and by setting."""
     cert = certificate[0]
     by_url = redis_store(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}")
-    assert by_url.acquire(claim("a")).answer is AcquireStatus.GRANTED
+    assert by_url.acquire(lease_request("a")).answer is AcquireStatus.GRANTED
     by_setting = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_ca_certs": str(cert)})
-    assert by_setting.acquire(claim("b")).answer is AcquireStatus.GRANTED
+    assert by_setting.acquire(lease_request("b")).answer is AcquireStatus.GRANTED
 
 
 def test_wrong_host_name(
     tls_port: int,
     redis_store: MakeStore,
-    claim: MakeClaim,
+    lease_request: MakeRequest,
     certificate: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,14 +101,14 @@ def test_wrong_host_name(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **named: [address])
     store = redis_store(f"rediss://other.example:{tls_port}/0?ssl_ca_certs={certificate[0]}")
     with pytest.raises(StoreUnavailable, match=r"(?i)(certificate|hostname)"):
-        store.acquire(claim())
+        store.acquire(lease_request())
 
 
-def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, claim: MakeClaim) -> None:
+def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """What the URL says of certificates counts before what the setting says."""
     store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs=required", tls={"ssl_cert_reqs": ssl.CERT_NONE})
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
-        store.acquire(claim())
+        store.acquire(lease_request())
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, claim:
     ],
 )
 def test_certificates_of_celerys_settings(
-    tls_port: int, certificate: tuple[Path, Path], claim: MakeClaim, url: str, ssl_options: str, scheme: str
+    tls_port: int, certificate: tuple[Path, Path], lease_request: MakeRequest, url: str, ssl_options: str, scheme: str
 ) -> None:
     """An app's store is reached with the certificate options that Celery's own settings hold, and not without them."""
 
@@ -128,7 +132,7 @@ def test_certificates_of_celerys_settings(
         app.conf.update({"broker_url": "memory://", url: f"{scheme}://localhost:{tls_port}/0", ssl_options: given})
         store = context_of(app).store
         try:
-            return store.acquire(claim()).answer
+            return store.acquire(lease_request()).answer
         finally:
             store.close()
             app.close()

@@ -202,7 +202,7 @@ class Commands(threading.Thread):
         if self._call["verb"] == "renew":
             for index, token in enumerate(args[::2]):
                 # A main process knows the attempt alone, and gives its key for both.
-                own = keys[2 * index] != keys[2 * index + 1]
+                own = keys[3 * index] != keys[3 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
         elif self._call["verb"] in ("acquire", "reacquire", "release"):

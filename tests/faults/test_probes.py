@@ -25,7 +25,7 @@ from tests.servers import RedisServer, until
 
 LIMITS = Limits(ttl=30.0)
 BASE = 'singleton:{job \\ "one"}'
-LOCK = f"{BASE}:lock:1"
+LOCK, REVOKED = f"{BASE}:lock:1", f"{BASE}:revoked"
 
 
 class Scene:
@@ -114,8 +114,8 @@ def test_renewal_by_the_attempt(scene: Scene) -> None:
 def test_foreign_release(scene: Scene) -> None:
     """A release of somebody else's lock is seen, and is a theft."""
     scene.store.acquire(scene.a)
-    keys = [LOCK, scene.b.attempt, scene.b.ended]
-    scene.broken("release", "if has[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
+    keys = [LOCK, scene.b.attempt, scene.b.completed]
+    scene.broken("release", "if holder[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
     assert [("acquire", "a", LOCK, "take"), ("release", "b", LOCK, "free")] == scene.seen()
     assert {"theft"} == scene.found()
 
@@ -123,8 +123,8 @@ def test_foreign_release(scene: Scene) -> None:
 def test_foreign_renewal(scene: Scene) -> None:
     """A renewal of somebody else's lock is seen, and is a theft."""
     scene.store.acquire(scene.a)
-    keys = [LOCK, scene.b.attempt]
-    scene.broken("renew", "if owner == ARGV[i] then", "if true then", keys, scene.b.token, 30000)
+    keys = [LOCK, scene.b.attempt, REVOKED]
+    scene.broken("renew", "if owner == token then", "if true then", keys, scene.b.token, 30000)
     assert [("acquire", "a", LOCK, "take"), ("renew", "b", LOCK, "renew")] == scene.seen()
     assert {"theft"} == scene.found()
 
@@ -143,7 +143,9 @@ def test_renewal_after_its_release(scene: Scene) -> None:
     """A renewal that does something after the release is seen, and is a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
-    scene.broken("renew", "if owner == ARGV[i] then", "if true then", [LOCK, scene.a.attempt], scene.a.token, 30000)
+    scene.broken(
+        "renew", "if owner == token then", "if true then", [LOCK, scene.a.attempt, REVOKED], scene.a.token, 30000
+    )
     assert ("renew", "a", LOCK, "renew") == scene.seen()[-1]
     assert {"late renewal"} == scene.found()
 

@@ -1,13 +1,11 @@
--- Takes a lock again that is gone while its body goes on, unless somebody else has it now.
--- KEYS  1 lock   2 attempt   3 fence   4 recent (see acquire.lua)
--- ARGV  1 token   2 ttl (ms)   3 task id   4 node   5 pid   6 '1' where the attempt key is wanted   7 fence of the lease
--- Returns {what became of it, 1 where this call has taken it}: 1 it is held, 2 held, but lost: another has had it since;
--- -1 another's; -2 an operator took it
-if redis.call('GET', KEYS[2]) == '' then return {-2, 0} end
+-- Acquires a lock again that is missing while its body goes on, unless another token owns it.
+-- KEYS  1 lock   2 attempt   3 fence   4 recent   5 revoked (see acquire.lua)
+-- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 fence of the lease
+-- Returns {result, 1 if this call acquired it}; result: 'renewed' | 'lost' (another held it in between) | 'not_owner' | 'revoked'
+if redis.call('ZSCORE', KEYS[5], ARGV[1]) then return {'revoked', 0} end
 local owner = redis.call('HGET', KEYS[1], 'token')
-if owner and owner ~= ARGV[1] then return {-1, 0} end
-local latest = redis.call('ZSCORE', KEYS[4], KEYS[1]) or 0
-local lost = latest + 0 > ARGV[7] + 0
+if owner and owner ~= ARGV[1] then return {'not_owner', 0} end
+local lost = (redis.call('ZSCORE', KEYS[4], KEYS[1]) or 0) + 0 > ARGV[7] + 0
 if not owner then
   local time = redis.call('TIME')
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
@@ -20,4 +18,4 @@ if not owner then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
-return {lost and 2 or 1, owner and 0 or 1}
+return {lost and 'lost' or 'renewed', owner and 0 or 1}

@@ -1,22 +1,22 @@
 --!df flags=allow-undeclared-keys
--- Puts off the expiry of the locks that these tokens own.
--- KEYS  odd: lock, or the attempt key again where only the attempt is known   even: attempt
--- ARGV  odd: token   even: ttl (ms)
--- Returns for each pair 1 done, 0 gone, -1 another's, -2 an operator took it
-local answers = {}
-for i = 1, #KEYS, 2 do
-  local lock, answer = KEYS[i], 0
-  if lock == KEYS[i + 1] then lock = redis.call('GET', lock) end
-  local owner = lock and lock ~= '' and redis.call('HGET', lock, 'token')
-  if owner == ARGV[i] then
-    redis.call('PEXPIRE', lock, ARGV[i + 1])
-    redis.call('PEXPIRE', KEYS[i + 1], ARGV[i + 1])
-    answer = 1
-  elseif redis.call('GET', KEYS[i + 1]) == '' then
-    answer = -2
-  elseif owner then
-    answer = -1
+-- Extends the leases that these tokens own.
+-- KEYS  for each lease: lock, or the attempt key again where only the token is known; attempt; revoked (see acquire.lua)
+-- ARGV  for each lease: token; TTL (ms)
+-- Returns for each lease 'renewed' | 'missing' (nobody holds the lock) | 'not_owner' | 'revoked'
+local results = {}
+for i = 1, #KEYS / 3 do
+  local lock, attempt, revoked = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
+  local token, ttl = ARGV[2 * i - 1], ARGV[2 * i]
+  if lock == attempt then lock = redis.call('GET', attempt) end
+  local owner = lock and redis.call('HGET', lock, 'token')
+  if owner == token then
+    redis.call('PEXPIRE', lock, ttl)
+    redis.call('PEXPIRE', attempt, ttl)
+    results[i] = 'renewed'
+  elseif redis.call('ZSCORE', revoked, token) then
+    results[i] = 'revoked'
+  else
+    results[i] = owner and 'not_owner' or 'missing'
   end
-  answers[#answers + 1] = answer
 end
-return answers
+return results

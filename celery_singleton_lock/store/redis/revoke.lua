@@ -1,19 +1,20 @@
---!df flags=allow-undeclared-keys
--- Takes a lock from whoever has it. The token is remembered for an hour at least, so that its owner, which may be stopped, finds
--- the lock lost instead of taking it again. The fence is raised, so that a resource that has seen it refuses the former owner.
--- KEYS  1 lock   2 fence   3 recent (see acquire.lua)
--- ARGV  1 what an attempt key starts with (in the same hash slot)
--- Returns {task id, node, pid, age (ms), remaining (ms), fence} of who had it, or nothing
-local has = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'token', 'fence')
-if not has[1] then return false end
+-- Takes a lock from its holder. The fence is raised, so that a resource that has seen it refuses the former holder. The token counts
+-- as revoked for a time, so that a holder that was stopped finds its lock lost and does not acquire it again.
+-- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
+-- ARGV  1 how long (ms) at least the token counts as revoked
+-- Returns {task id, node, pid, age (ms), remaining (ms), fence} of that holder, or nothing
+local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'token')
+if not holder[1] then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('PTTL', KEYS[1])
-local believed = math.max(left, 1000) * 2
+local ttl = math.max(2 * left, ARGV[1] + 0)
 local fence = string.format('%.0f', math.max((redis.call('GET', KEYS[2]) or 0) + 1, time[1] * 1000000 + time[2]))
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
-redis.call('PEXPIRE', KEYS[3], math.max(believed, redis.call('PTTL', KEYS[3])))
-redis.call('SET', ARGV[1] .. has[5], '', 'PX', math.max(believed, 3600000))
-return {has[1], has[2], has[3], now - has[4], left, has[6]}
+redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now))
+redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[6])
+redis.call('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
+return {holder[1], holder[2], holder[3], now - holder[4], left, holder[5]}

@@ -1,0 +1,89 @@
+"""One command on one connection of redis-py, by a deadline.
+
+This works below redis-py's client, which would send a command again on its own and wait between tries. It is the only module that
+uses redis-py's connections below their public surface (`_connect`, `_sock`): checked with redis-py 4.6 to 8.1.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from redis import exceptions
+
+from celery_singleton_lock.store.redis.errors import PERMANENT_ERRORS
+
+#: Seconds that sending, and then reading, may take at least: a body that keeps the GIL may have used up the deadline.
+MIN_SEND_OR_READ_TIME = 0.05
+
+
+class Command:
+    """The words of a command. Error trackers that keep the variables of frames show its mute repr, and not the token.
+
+    All are texts: hiredis 3.5 crashes if a signal handler raises while it packs a number.
+    """
+
+    def __init__(self, *words: str) -> None:
+        self.texts = words
+
+
+class _DeadlineSocket:
+    """A socket whose operations all end by its connection's deadline: redis-py looks each of them up when it calls it."""
+
+    def __init__(self, sock: Any, connection: Any) -> None:
+        self._sock = sock
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("recv", "recv_into", "sendall"):
+            self._sock.settimeout(self._connection.socket_timeout)
+        return getattr(self._sock, name)
+
+
+class _Deadline:
+    """Mixin for redis-py's connections: connect, handshake, commands and replies end by `deadline`."""
+
+    deadline = 0.0
+
+    @property
+    def socket_timeout(self) -> float:
+        """Seconds left. redis-py asks for each address of a host, and once more before the handshake."""
+        return max(0.001, self.deadline - time.monotonic())
+
+    @socket_timeout.setter
+    def socket_timeout(self, value: object) -> None:
+        """Ignore what redis-py sets: the deadline counts."""
+
+    socket_connect_timeout = socket_timeout
+
+    def _connect(self) -> Any:
+        return _DeadlineSocket(super()._connect(), self)  # type: ignore[misc]
+
+
+def with_deadline(kind: Any) -> Any:
+    """Return a connection class of redis-py with a `deadline`."""
+    return type(f"Deadline{kind.__name__}", (_Deadline, kind), {})
+
+
+def exchange(connection: Any, command: Command, deadline: float) -> Any:
+    """Send a command and return the reply. It is sent once more where the server has closed a connection that was idle."""
+    was_idle = connection._sock is not None
+    try:
+        return _exchange(connection, command, deadline)
+    except (*PERMANENT_ERRORS, exceptions.TimeoutError, TimeoutError):
+        raise
+    except (exceptions.ConnectionError, OSError):
+        connection.disconnect()
+        if not was_idle:
+            raise
+    return _exchange(connection, command, deadline)
+
+
+def _exchange(connection: Any, command: Command, deadline: float) -> Any:
+    connection.deadline = deadline
+    if connection._sock is None:
+        connection.connect()
+    connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
+    connection.send_packed_command(connection.pack_command(*command.texts), check_health=False)
+    connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
+    return connection.read_response()

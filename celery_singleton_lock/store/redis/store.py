@@ -1,0 +1,135 @@
+"""The verbs of a store as script calls on a Redis or Valkey server: one round trip each, unless the server lost its scripts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from pkgutil import get_data
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.store.protocol import (
+    COMPLETED_TTL,
+    REVOKED_TTL,
+    AcquireResult,
+    AcquireStatus,
+    LeaseRequest,
+    RenewResult,
+    task_keys,
+)
+from celery_singleton_lock.store.redis.connection import Command
+from celery_singleton_lock.store.redis.pool import ConnectionPool
+
+
+def _script(name: str) -> tuple[str, str]:
+    """Return the text of a Lua file and its digest."""
+    text: Any = get_data(__package__, f"{name}.lua")
+    return str(text, "utf-8"), sha1(text, usedforsecurity=False).hexdigest()
+
+
+_SCRIPTS = {name: _script(name) for name in ("acquire", "renew", "reacquire", "release", "holder", "revoke")}
+
+
+class RedisStore:
+    """The `LockStore` verbs on a Redis or Valkey server.
+
+    Arguments:
+        connect: makes a connection, not yet connected (see `connector`).
+        timeout: seconds for a whole call.
+        limit: how many calls, and so connections, there are at most at once; None: any number.
+    """
+
+    def __init__(self, connect: Callable[[], Any], timeout: float = 1.0, limit: int | None = None) -> None:
+        self._connect = connect
+        self._timeout = timeout
+        self._pool = ConnectionPool(connect, limit)
+
+    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+        keys = (wanted.completed, *task_keys(wanted.base))
+        answer, *more = self._run("acquire", _request(wanted, keys, "1" if wanted.redelivered else ""), timeout)
+        if answer == "granted":
+            return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
+        return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
+
+    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+        return [RenewResult(answer) for answer in self._run("renew", _renewal(leases), timeout)]
+
+    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+        answer, done = self._run("reacquire", _request(wanted, task_keys(wanted.base), str(fence)), timeout)
+        return RenewResult(answer), bool(done)
+
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+        return bool(self._run("release", _release(wanted, "1" if success else ""), timeout))
+
+    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+        if success:
+            self._command("SET", wanted.completed, "success", "PX", _ms(COMPLETED_TTL), timeout=timeout)
+        else:
+            self._command("DEL", wanted.completed, timeout=timeout)
+
+    def holder(self, lock: str) -> Holder | None:
+        reply = self._run("holder", _call((lock,)))
+        return _holder(reply) if reply else None
+
+    def revoke(self, base: str, lock: str) -> Holder | None:
+        reply = self._run("revoke", _call((lock, *task_keys(base)), _ms(REVOKED_TTL)), once=True)
+        return _holder(reply) if reply else None
+
+    def eviction_policy(self) -> str:
+        lines = str(self._command("INFO", "memory")).splitlines()
+        return next((line[17:].strip() for line in lines if line.startswith("maxmemory_policy:")), "")
+
+    def clone(self) -> RedisStore:
+        return RedisStore(self._connect, self._timeout)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _run(self, name: str, words: Command, timeout: float | None = None, once: bool = False) -> Any:
+        (text, digest), deadline = _SCRIPTS[name], self._deadline(timeout)
+        try:
+            return self._pool.execute(Command("EVALSHA", digest, *words.texts), deadline, once)
+        except NoScriptError:
+            return self._pool.execute(Command("EVAL", text, *words.texts), deadline, once)
+
+    def _command(self, *words: str, timeout: float | None = None) -> Any:
+        return self._pool.execute(Command(*words), self._deadline(timeout))
+
+    def _deadline(self, timeout: float | None) -> float:
+        return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
+
+
+def _call(keys: Sequence[str], *arguments: str) -> Command:
+    """Return the words of a script call that come after the script."""
+    return Command(str(len(keys)), *keys, *arguments)
+
+
+def _request(wanted: LeaseRequest, keys: Sequence[str], last: str) -> Command:
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
+    return _call((wanted.lock, wanted.attempt, *keys), wanted.token, _ms(wanted.ttl), *who, last)
+
+
+def _release(wanted: LeaseRequest, success: str) -> Command:
+    return _call((_lock(wanted), wanted.attempt, wanted.completed), wanted.token, _ms(wanted.ttl), success)
+
+
+def _renewal(leases: Sequence[LeaseRequest]) -> Command:
+    keys = [key for one in leases for key in (_lock(one), one.attempt, task_keys(one.base)[2])]
+    return _call(keys, *[word for one in leases for word in (one.token, _ms(one.ttl))])
+
+
+def _lock(wanted: LeaseRequest) -> str:
+    """Return the key of the lock; where only the token is known, the attempt key, which names it."""
+    return wanted.lock if wanted.digest else wanted.attempt
+
+
+def _ms(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+def _holder(reply: Sequence[Any]) -> Holder:
+    task_id, node, pid, age, remaining, fence = reply
+    return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000, int(fence or 0))

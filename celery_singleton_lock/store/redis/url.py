@@ -1,0 +1,149 @@
+"""From a URL as Celery spells it, and Celery's options, to a function that makes connections."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from redis import __version__
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection, parse_url
+from redis.credentials import CredentialProvider
+from redis.exceptions import ConnectionError, RedisError
+from redis.retry import Retry
+from redis.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.store.redis.connection import with_deadline
+
+_RESP2 = {"protocol": 2} if int(__version__.split(".")[0]) >= 5 else {}  # redis-py 4 knows no other
+#: Options of redis-py in a URL that the store decides itself.
+_OWN_OPTIONS = ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections")
+
+_parse_url: Any = parse_url  # untyped in redis-py, as the next two
+_Sentinel: Any = Sentinel
+_SentinelPool: Any = SentinelConnectionPool
+
+
+def connector(
+    url: str, options: Mapping[str, Any], tls: Mapping[str, Any] | None = None, timeout: float = 1.0
+) -> Callable[[], Any]:
+    """Return a function that makes connections, not yet connected, to the server that a URL names.
+
+    Arguments:
+        options: Celery's transport options; used are `master_name`, `sentinel_kwargs`, `username`, `password` and
+            `credential_provider`.
+        tls: certificate options as in Celery's `redis_backend_use_ssl`.
+        timeout: seconds in which all Sentinels together must tell which server it is.
+
+    Raises:
+        ConfigurationError: the URL or the options do not name a server, or name something that is no credential provider.
+    """
+    make = _by_sentinel if url.startswith("sentinel:") else _direct
+    texts = {"decode_responses": True, "encoding_errors": "backslashreplace"}  # a task id may be any text
+    login = {name: options[name] for name in ("username", "password") if options.get(name)}
+    try:
+        return make(url, options, tls, timeout, {**texts, "retry": Retry(NoBackoff(), 0), **_RESP2, **login})
+    except ConfigurationError:
+        raise
+    except TypeError as error:  # an option that redis-py does not know
+        raise ConfigurationError(f"singleton_lock_url: {error}") from None
+    except (ValueError, RedisError):  # whose text may show a part of a password
+        raise ConfigurationError("singleton_lock_url cannot be read; are special characters percent-encoded?") from None
+
+
+def _direct(
+    url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
+) -> Callable[[], Any]:
+    url = re.sub("^valkey(s?)://", r"redis\1://", url)
+    if url.startswith("redis+socket://"):  # Celery's spelling of redis-py's unix:///path?db=1
+        url = url.replace("redis+socket", "unix", 1).replace("virtual_host=", "db=")
+    elif not re.fullmatch(r"/*\d*", urlsplit(url).path):  # redis-py would use database 0
+        raise ConfigurationError("singleton_lock_url: the path must be the number of a database")
+    found = {name: value for name, value in _parse_url(url).items() if name not in _OWN_OPTIONS}
+    provider = found.pop("credential_provider", None) or options.get("credential_provider")
+    kind: Any = UnixDomainSocketConnection if "path" in found else Connection
+    if url.startswith("rediss:") or tls:
+        kind, found = SSLConnection, _with_tls({**(tls or {}), **found})
+    kind, wanted = with_deadline(kind), _with_credentials({**wanted, **found}, provider)
+    kind(**wanted)  # raises TypeError for an option that it does not know
+    return lambda: kind(**wanted)
+
+
+def _by_sentinel(
+    url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
+) -> Callable[[], Any]:
+    if not options.get("master_name"):
+        raise ConfigurationError(
+            "singleton_lock_url: a sentinel:// URL needs master_name in Celery's transport options"
+        )
+    parts = [urlsplit(part) for part in url.split(";")]
+    last = parts[-1]
+    wanted |= {"db": int(last.path.strip("/") or 0)}
+    wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
+    provider = parse_qs(last.query).get("credential_provider", [options.get("credential_provider")])[-1]
+    share = timeout / len(parts) / 2  # they are asked in turn, each by a connection and a command
+    bounds = {"socket_timeout": share, "socket_connect_timeout": share, "retry": Retry(NoBackoff(), 0)}
+    addresses = [(part.hostname, part.port or 26379) for part in parts]
+    sentinel = _Sentinel(addresses, sentinel_kwargs={**bounds, **(options.get("sentinel_kwargs") or {})})
+    kind = with_deadline(SentinelManagedSSLConnection if tls else SentinelManagedConnection)
+    wanted = _with_credentials({**wanted, **(_with_tls(tls) if tls else {})}, provider)
+    pool = _SentinelPool(options["master_name"], sentinel, ssl=bool(tls), connection_class=kind, **wanted)
+    make: Callable[[], Any] = pool.make_connection
+    return make
+
+
+def _with_tls(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with those of certificates as redis-py takes them.
+
+    The server's certificate is checked unless they say otherwise, and then its name: redis-py before 6 does that on demand only.
+    """
+    check = options.get("ssl_cert_reqs")
+    name = check if isinstance(check, str) else ssl.VerifyMode(ssl.CERT_REQUIRED if check is None else check).name
+    check = name.removeprefix("CERT_").lower()
+    return {"ssl_check_hostname": check != "none", **options, "ssl_cert_reqs": check}
+
+
+def _with_credentials(options: dict[str, Any], provider: Any) -> dict[str, Any]:
+    """Return options with a provider, or what its dotted name makes, instead of user and password, as Celery (5.7) does it.
+
+    Raises:
+        ConfigurationError: it is no credential provider.
+    """
+    if not provider:
+        return options
+    others = {name: value for name, value in options.items() if name not in ("username", "password")}
+    return {**others, "credential_provider": _Provider(_made(provider))}
+
+
+def _made(provider: Any) -> CredentialProvider:
+    made, named = provider, f"singleton_lock_url: credential_provider={type(provider).__name__}"
+    if isinstance(provider, str):
+        named = f"singleton_lock_url: credential_provider={provider}"
+        try:
+            made = resolve_name(provider)()
+        except Exception as error:
+            harmless = isinstance(error, (ImportError, AttributeError))  # the texts of others may contain a secret
+            why = f"{type(error).__name__}: {error}" if harmless else type(error).__name__
+            raise ConfigurationError(f"{named} cannot be used ({why})") from error
+    if not isinstance(made, CredentialProvider):
+        raise ConfigurationError(f"{named} must be a redis.CredentialProvider or make one")
+    return made
+
+
+class _Provider(CredentialProvider):
+    """A user's provider, whose errors count as an outage and show no secret."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return self._provider.get_credentials()
+        except Exception as error:
+            name = type(self._provider).__name__
+            raise ConnectionError(f"the credential provider {name} failed: {type(error).__name__}") from error
