@@ -6,7 +6,8 @@ import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from celery_singleton_lock.config.options import Settings, settings_of
+from celery_singleton_lock.config.options import Settings
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.native import CallbackRunner, patched_by
 from celery_singleton_lock.renewal.renewer import Renewer

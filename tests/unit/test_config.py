@@ -1,9 +1,12 @@
-"""Options and settings: where they come from, and what is refused."""
+"""Options and settings: which value counts, what is refused, and that the documentation agrees."""
 
 from __future__ import annotations
 
 import math
+import re
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +15,10 @@ from celery import Celery, Task
 from celery.contrib.abortable import AbortableTask
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonTask, Skip
-from celery_singleton_lock.config.options import refuse_unknown, settings_of
+from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock.config.foreign import refuse_unknown_options
+from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from tests.unit.conftest import MakeApp
@@ -250,7 +255,7 @@ def test_users_own_names_pass(make_app: MakeApp) -> None:
 def test_celerys_own_names_pass() -> None:
     """No attribute of Celery's task classes is taken for an option of ours."""
     for cls in (Task, AbortableTask, SingletonTask):
-        refuse_unknown("x", dict.fromkeys(dir(cls)) if cls is not SingletonTask else vars(cls))
+        refuse_unknown_options("x", dict.fromkeys(dir(cls)) if cls is not SingletonTask else vars(cls))
 
 
 def test_option_taken_back(make_app: MakeApp) -> None:
@@ -599,7 +604,9 @@ def test_policy_function_that_cannot_be_called(make_app: MakeApp) -> None:
     def lonely(task: Any) -> None: ...
 
     for options in ({"on_duplicate": lonely}, {"base": Method}):
-        with pytest.raises(ConfigurationError, match=r"task sync: on_duplicate=.* must take two arguments"):
+        with pytest.raises(
+            ConfigurationError, match=r"task sync: on_duplicate=.* a callable that takes \(task, holder\)"
+        ):
             bound(make_app(), **options)
     for taken in (lambda task, holder: "skip", lambda *args: "raise", lambda task, holder, more=1: "skip"):
         bound(make_app(), on_duplicate=taken)
@@ -616,3 +623,38 @@ def test_misspelt_setting_is_named(make_app: MakeApp) -> None:
     """The setting that is meant is named."""
     with pytest.raises(ConfigurationError, match=r"singleton_lock_tll.* do you mean singleton_lock_ttl\?"):
         settings_of(make_app(singleton_lock_tll=5).conf)
+
+
+# -- documentation -----------------------------------------------------------------------------
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def documented_default(option: Option) -> str:
+    """What users read as the default of an option."""
+    return option.default_text or f"`{option.default!r}`".replace("'", '"')
+
+
+@pytest.mark.parametrize(("title", "table"), [("option", TASK_OPTIONS), ("app setting", APP_SETTINGS)])
+def test_tables_of_the_readme(title: str, table: dict[str, Option]) -> None:
+    """The README lists each option and setting in order, with the default and the meaning that the table has."""
+    text = README.read_text(encoding="utf-8")
+    (rows,) = re.findall(rf"^\| {title} \| default \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    expected = [f"| `{name}` | {documented_default(option)} | {option.meaning} |" for name, option in table.items()]
+    assert expected == rows.splitlines()
+
+
+@pytest.mark.parametrize("name", ["SingletonTask", "SingletonMixin"])
+def test_help_shows_the_options(name: str) -> None:
+    """`help` lists each option with its meaning and default. (A process of its own: `help` binds a task class to an app.)"""
+    command = [sys.executable, "-m", "pydoc", f"celery_singleton_lock.{name}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (text,) = re.findall(r"^ \|  Options:\n((?: \|      .*\n)+)", shown, re.MULTILINE)
+    words = " ".join(text.replace(" |  ", "").split())
+    expected = [f"{name}: {row.meaning}. Default: {documented_default(row)}." for name, row in TASK_OPTIONS.items()]
+    assert " ".join(expected) == words
+
+
+def test_options_are_attributes() -> None:
+    """Each option of the table, and nothing else, is a class attribute that is None until a task sets it."""
+    assert dict.fromkeys(TASK_OPTIONS) == {name: vars(SingletonMixin)[name] for name in SingletonMixin.__annotations__}

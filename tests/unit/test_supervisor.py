@@ -14,7 +14,8 @@ from dataclasses import replace
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.config.options import LONGEST, settings_of
+from celery_singleton_lock.config.options import LONGEST
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.log import logger
