@@ -1,4 +1,4 @@
-"""Refuses names that look like options or settings of this library and are none."""
+"""Refuses names that resemble options or settings of this library and are none: misspelt ones, and other plugins'."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FOREIGN_SETTINGS = {
 
 
 def refuse_unknown_options(task: str, attributes: Mapping[str, Any]) -> None:
-    """Refuse data attributes that look like an option; functions and methods may have any name."""
+    """Refuse data attributes that resemble an option. Functions and methods may have any name."""
     for name, value in attributes.items():
         if name in TASK_OPTIONS or not _is_data(value):
             continue
@@ -44,7 +44,7 @@ def refuse_unknown_options(task: str, attributes: Mapping[str, Any]) -> None:
 
 
 def refuse_unknown_settings(conf: Any) -> None:
-    """Refuse settings that look like ours and have no effect. Their values are not shown: they may hold a password."""
+    """Refuse settings that resemble ours and have no effect. Their values are not shown: they may hold a password."""
     keys = [str(key) for key in conf]  # Celery loads the configuration now
     prefix = str(conf.prefix or "")  # of a namespace such as Django's: CELERY_
     for key in keys:
@@ -56,18 +56,14 @@ def refuse_unknown_settings(conf: Any) -> None:
             if key not in (name, spelt) and conf.get(name) is None:
                 raise ConfigurationError(f"setting {key} is not read: its name here is {spelt}")
         elif (key == name or key.lower() == spelt.lower()) and _is_data(conf.get(key)):
-            _refuse_setting(key, name)
-
-
-def _refuse_setting(key: str, name: str) -> None:
-    if name not in _FOREIGN_SETTINGS:
-        raise ConfigurationError(f"setting {key}: there is no such setting{_hint(name, sorted(SETTING_NAMES))}")
-    if "celery_singleton" not in sys.modules:  # an app that imports it is being moved from it to this library
-        raise ConfigurationError(f"setting {key} is one of celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
+            if name not in _FOREIGN_SETTINGS:
+                raise ConfigurationError(f"setting {key}: there is no such setting{_hint(name, sorted(SETTING_NAMES))}")
+            if "celery_singleton" not in sys.modules:  # an app that imports it is moving from it to this library
+                raise ConfigurationError(f"setting {key} is celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    """Ask whether a known name is meant, one edit away; "" where none is that near."""
+    """Suggest the known name that is one edit away, if there is one."""
     return next((f", do you mean {other}?" for other in known if _is_near(name, other)), "")
 
 

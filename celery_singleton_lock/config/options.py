@@ -38,6 +38,7 @@ class Option:
 
 
 def _row(*args: Any, **kwargs: Any) -> Any:
+    """Make the field of a table's class from the arguments of an `Option`."""
     option = Option(*args, **kwargs)
     return field(default=option.read(option.default), metadata={"option": option})
 
@@ -84,7 +85,8 @@ class Options:
 
     singleton: bool = _row(
         True, _is_bool, "be True or False",
-        "`False` makes a plain task; Celery's own `celery.*` tasks are always plain, so `Celery(task_cls=SingletonTask)` works")
+        "`False` makes a plain task; Celery's own `celery.*` tasks are always plain, "
+        "so `Celery(task_cls=SingletonTask)` works")
     unique_on: Collection[str] | None = _row(
         None, _is_names, "be names of parameters",
         'names of the parameters that make the signature; `[]`: the task name alone; `"x"` means `["x"]`',
@@ -93,20 +95,23 @@ class Options:
         None, lambda value: value is None or callable(value) or (isinstance(value, str) and value != ""),
         "be a template or a callable",
         'makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`), '
-        "or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB", "none")
+        "or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB",
+        "none")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy, "be 'skip', 'retry', 'raise', a policy object or a callable that takes (task, holder)",
         '`"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
     lock_ttl: float = _row(
         30.0, lambda value: _is_seconds(value) and value >= 1, "be a number of seconds, from 1 to a year",
-        "seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of that", read=float)
+        "seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of that",
+        read=float)
     on_lock_lost: str = _row(
         "warn", ("warn", "raise").__contains__, "be one of 'warn', 'raise'",
         '`"warn"`, or `"raise"`: `LockLost` is raised inside the body')
     on_store_error: str = _row(
         "retry", ("retry", "run", "raise").__contains__, "be one of 'retry', 'run', 'raise'",
-        'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, or `"raise"`')
+        'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, '
+        'or `"raise"`')
 
 
 @dataclass(frozen=True)
@@ -129,8 +134,8 @@ class Settings:
         "a renewal waits `lock_ttl / 6` at most", read=float)
     pool_limit: int = _row(
         10, lambda value: isinstance(value, int) and not _is_bool(value) and value >= 1, "be a number from 1",
-        "most connections of a threads, gevent or eventlet worker (at least 2 under gevent and eventlet); "
-        "a prefork child and a main process use one each")
+        "connections that a threads, gevent or eventlet worker may open (at least 2 under gevent and eventlet); "
+        "a prefork child and a main process open one each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
 # fmt: on

@@ -29,12 +29,7 @@ class TaskConfig:
     check_call: Callable[..., object] | None
 
     def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the digest that tells the signature of a call from others of the task.
-
-        Raises:
-            TypeError: the call does not fit the task, in Celery's words.
-            SignatureError: an argument has no stable form.
-        """
+        """Return the digest of a call's signature, or raise the `TypeError` that Celery raises for the call."""
         try:
             form = self.keys.canonical_call(args, kwargs)
         except TypeError:
@@ -45,11 +40,7 @@ class TaskConfig:
 
 
 def config_for(task: Any) -> TaskConfig:
-    """Return the configuration of a task, made when it is first needed.
-
-    Raises:
-        ConfigurationError: an option or setting cannot be used.
-    """
+    """Return the configuration of a task. It is made when first needed, as apps may be configured after their tasks."""
     config: TaskConfig | None = task.__dict__.get(_ATTRIBUTE)
     if config is None:
         conf = task.app.conf
@@ -66,11 +57,7 @@ def forget_configs(app: Any) -> None:
 
 
 def check_class(cls: Any, name: str) -> None:
-    """Check the options of a task class when it is bound; app settings are read when they are first needed.
-
-    Raises:
-        ConfigurationError: naming task, option and value.
-    """
+    """Refuse bad options of a task class, without the settings of its app."""
     for base in reversed(cls.__mro__):
         refuse_unknown_options(name, vars(base))
     _configured(cls, name, setting=lambda _: None)

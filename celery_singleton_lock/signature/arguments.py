@@ -1,8 +1,8 @@
 """The arguments of a call by name, as the parameters of a task and of its decorator give them.
 
-A decorator with `functools.wraps` has two signatures: its own, which Celery checks calls against, and that of the function
-behind it. Where a call fits both, and they agree on names, the function's names count. Otherwise the decorator adds,
-removes or reorders arguments, and only what is passed by name is known.
+A decorator with `functools.wraps` has two signatures: its own, which Celery checks calls against, and that of the
+function behind it. Where a call fits both, and they agree on names, the function's names count. Otherwise the decorator
+adds, removes or reorders arguments, and only what is passed by name is known.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter
 from typing import Any
 
 from celery_singleton_lock.errors import SignatureError
+
+#: What ``*args`` and ``**kwargs`` are when nothing is left for them.
+_REST: Mapping[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
 
 
 @dataclass(frozen=True)
@@ -53,25 +57,23 @@ class Parameters:
         kinds = {p.kind: p.name for p in (*self._shown.parameters.values(), *parameters.values())}
         self.names = parameters.keys()
         self.single = list({**_single(function), **self._own})
-        self.args_name = kinds.get(inspect.Parameter.VAR_POSITIONAL, "")
-        self.kwargs_name = kinds.get(inspect.Parameter.VAR_KEYWORD, "")
-        unpassed = function.bind_partial()
-        unpassed.apply_defaults()
-        own_defaults = {p.name: p.default for p in self._own.values() if p.default is not p.empty}
-        self.defaults = {**unpassed.arguments, **own_defaults}
+        self.args_name = kinds.get(Parameter.VAR_POSITIONAL, "")
+        self.kwargs_name = kinds.get(Parameter.VAR_KEYWORD, "")
+        defaults = {name: _REST.get(p.kind, p.default) for name, p in parameters.items()}
+        self.defaults = {name: value for name, value in defaults.items() if value is not Parameter.empty}
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """Give the arguments of a call their names, or raise the `TypeError` of a call that does not fit."""
         shown = self._shown.bind(*args, **kwargs)
         bound = shown if self._function is self._shown else self._passed_on(shown, args, kwargs)
         is_changed = bound is None
-        bound = bound or shown
-        named, unnamed = _by_name(bound)
+        named, unnamed = _by_name(bound or shown)
+        # An unnamed argument of a changed call may belong to any parameter without a name in the call or the decorator.
         sure = named.keys() | self._own.keys() if is_changed and unnamed else self.single
         known = {**self.defaults, **named}
         order = [name for name in self.single if name in known and name in sure] + sorted(named)
         return Call(
-            by_parameter={**self.defaults, **bound.arguments},
+            by_parameter={**self.defaults, **(bound or shown).arguments},
             named={name: known[name] for name in order},
             unnamed=unnamed,
             is_changed=is_changed,
@@ -91,9 +93,8 @@ class Parameters:
         return passed_on if agree else None
 
 
-def _single(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: p for name, p in signature.parameters.items() if p.kind not in kinds}
+def _single(signature: inspect.Signature) -> dict[str, Parameter]:
+    return {name: p for name, p in signature.parameters.items() if p.kind not in _REST}
 
 
 def _by_name(bound: inspect.BoundArguments) -> tuple[dict[str, Any], Sequence[Any]]:
@@ -102,9 +103,9 @@ def _by_name(bound: inspect.BoundArguments) -> tuple[dict[str, Any], Sequence[An
     unnamed: Sequence[Any] = ()
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
+        if kind is Parameter.VAR_POSITIONAL:
             unnamed = value
-        elif kind is inspect.Parameter.VAR_KEYWORD:
+        elif kind is Parameter.VAR_KEYWORD:
             named = {**value, **named}
         else:
             named[name] = value

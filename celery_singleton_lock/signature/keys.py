@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError, SignatureError
@@ -15,7 +16,7 @@ MAX_CALLABLE_KEY = 1024  # bytes
 
 
 class KeyBuilder:
-    """Makes the canonical forms of a task's calls: from all arguments, those in `unique_on`, or what `lock_key` makes."""
+    """Makes canonical forms of a task's calls: of all arguments, of those in `unique_on`, or by `lock_key`."""
 
     def __init__(
         self,
@@ -34,7 +35,10 @@ class KeyBuilder:
             if name not in parameters.names:
                 option = f"lock_key={lock_key!r}" if unique_on is None else f"unique_on={unique_on!r}"
                 raise ConfigurationError(f"{option}: {name!r} is no parameter of the task")
-        self._defaults = {name: _encoded_or_none(value, name) for name, value in parameters.defaults.items()}
+        self._encoded_defaults: dict[str, str] = {}
+        for name, default in parameters.defaults.items():
+            with suppress(SignatureError):  # a default without a stable form equals no argument but itself
+                self._encoded_defaults[name] = encoded(canonical(default, name))
 
     def canonical_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the canonical form of a call, or raise the `TypeError` of a call that does not fit."""
@@ -49,12 +53,12 @@ class KeyBuilder:
 
     def _counting(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Leave out arguments equal to their default, so that a new parameter with a default changes no old key."""
-        forms = {}
+        defaults, forms = self._parameters.defaults, {}
         for name, value in arguments.items():
-            if name in self._defaults and value is self._parameters.defaults[name]:
-                continue  # also where the default has no stable form
+            if name in defaults and value is defaults[name]:
+                continue
             form = canonical(value, name)
-            if name not in self._defaults or encoded(form) != self._defaults[name]:
+            if name not in defaults or encoded(form) != self._encoded_defaults.get(name):
                 forms[name] = form
         return forms
 
@@ -101,13 +105,6 @@ class KeyFunction:
         if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
             raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
         return key
-
-
-def _encoded_or_none(default: Any, name: str) -> str | None:
-    try:
-        return encoded(canonical(default, name))
-    except SignatureError:
-        return None
 
 
 def _filled(template: Sequence[tuple[str, str | None]], call: Call) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Signatures: same work, same key; other work, another key; no stable form, no key."""
+"""Signatures: the same work has the same key, other work has another, and a value without a stable form has none."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def of_value(value: Any) -> str:
 
 
 def through(serializer: str, value: Any) -> Any:
-    """What a worker gets when this was published."""
+    """What a worker receives when this value was published."""
     content_type, encoding, body = dumps(value, serializer=serializer)
     return loads(body, content_type, encoding, accept={content_type})
 
@@ -192,8 +192,8 @@ def json_spelling(value: Any) -> Any:
 @example({"a": {"b": 1}}, {"a": "b"})
 @example(0.0, -0.0)
 @example("a\x00", "a")
-def test_keys_meet_just_where_json_merges(one: Any, other: Any) -> None:
-    """Different values never meet beyond what JSON itself merges, and what it merges meets."""
+def test_keys_are_equal_just_where_json_merges(one: Any, other: Any) -> None:
+    """Two values have the same key exactly where JSON merges them; values of different types stay apart."""
     assert (json_spelling(one) == json_spelling(other)) == (of_value(one) == of_value(other))
 
 
@@ -210,7 +210,7 @@ def spelled(a: int, b: Any = 2, *, c: Any = None, d: str = "x") -> None: ...
 
 
 @given(st.integers(), st.one_of(st.just(2), st.integers()), st.one_of(st.none(), st.text(max_size=2)), st.randoms())
-def test_spellings_of_a_call_meet(a: int, b: int, c: Any, random: Any) -> None:
+def test_spellings_of_a_call_have_one_key(a: int, b: int, c: Any, random: Any) -> None:
     """Positional, by keyword in any order, defaults written out or left out: the same call has the same key."""
     named = {"a": a, "b": b, "c": c, "d": "x"}
     full = key_of(spelled, **named)
@@ -227,7 +227,7 @@ def test_spellings_of_a_call_meet(a: int, b: int, c: Any, random: Any) -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(), max_size=4), st.randoms())
 def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any) -> None:
-    """The order in which a dict or extra keywords were written says nothing."""
+    """The order of a dict's items and of extra keywords does not count."""
     items = list(values.items())
     random.shuffle(items)
 
@@ -247,7 +247,7 @@ def test_extra_positionals_count() -> None:
     assert key_of(run, 1) == key_of(run, a=1)
 
 
-def test_default_is_told_from_what_only_looks_like_it() -> None:
+def test_default_has_a_type() -> None:
     """A default is left out only where the argument has its type, too: True is not 1, 2.0 is not 2."""
 
     def run(a: Any = 1, b: Any = None) -> None: ...
@@ -271,7 +271,7 @@ def test_default_is_what_is_written_alike(default: Any, value: Any) -> None:
 
 
 def test_added_default_parameter_keeps_keys() -> None:
-    """A new parameter with a default changes no key, so that old and new workers meet during a deployment."""
+    """A new parameter with a default changes no key, so old and new workers agree during a deployment."""
 
     def old(a: Any) -> None: ...
     def new(a: Any, b: Any = "x", *, c: Any = ()) -> None: ...
@@ -281,7 +281,7 @@ def test_added_default_parameter_keeps_keys() -> None:
 
 
 def test_default_without_stable_form_is_no_obstacle() -> None:
-    """A default that no key could be made of does no harm while it is not passed."""
+    """A default without a stable form does no harm while it is not passed."""
 
     def run(a: int, session: Any = Opaque()) -> None: ...  # noqa: B008
 
@@ -337,7 +337,7 @@ def test_str_subclass_counts_as_str() -> None:
 
 
 def test_number_subclass_counts_as_number() -> None:
-    """What converts itself to another number still is the one that JSON writes, as an argument and as a dict's key."""
+    """A number that converts itself to another counts as JSON writes it, as an argument and as a dict's key."""
 
     class Odd(int):
         def __int__(self) -> int:
@@ -466,7 +466,7 @@ def test_refusal_names_parameter_and_type(value: Any, kind: str) -> None:
 
 
 def test_repr_is_never_used() -> None:
-    """No repr gets into a key: it would hold addresses, and differ in each process."""
+    """No key is made of a repr, which may hold an address and differ in each process."""
 
     class Loud(str):
         def __repr__(self) -> str:
@@ -500,7 +500,7 @@ def test_unique_on_takes_one_name(make_app: MakeApp) -> None:
 
 
 def test_unique_on_order_does_not_count() -> None:
-    """Names are a set: their order, and saying one twice, change nothing."""
+    """The names are a set: order and repetition do not count."""
     both = key_of(job, 1, "x", unique_on=["account", "kind"])
     assert both == key_of(job, 1, "x", unique_on=("kind", "account", "kind"))
 
@@ -646,7 +646,7 @@ def mirrored(account: Any, kind: str = "other", *rest: Any, note: Any = None, **
     ],
 )
 def test_shapes_of_callables(lock_key: Any) -> None:
-    """Whatever the callable looks like, it gets what it names, however the call was written."""
+    """A callable of any shape gets the arguments that it names, however the call was written."""
     expected = key_of(job, 1, "full", "r", z=1, lock_key=lambda **_: "1-full")
     assert expected == key_of(job, 1, "full", "r", z=1, lock_key=lock_key)
     if lock_key is not mirrored:
@@ -727,7 +727,7 @@ def test_method_that_makes_the_key(make_app: MakeApp) -> None:
 
 @pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
 def test_callable_must_return_str(answer: Any) -> None:
-    """What is no str is refused by type."""
+    """A result that is no str is refused; the error names its type."""
     with pytest.raises(SignatureError, match=type(answer).__name__):
         key_of(job, 1, lock_key=lambda *args: answer)
 
@@ -739,7 +739,7 @@ def test_callable_key_is_bounded() -> None:
         key_of(job, 1, lock_key=lambda *args: "é" * 512 + "x")
 
 
-def test_kinds_of_keys_never_meet() -> None:
+def test_kinds_of_keys_stay_apart() -> None:
     """A template, a callable and plain arguments that say the same are different keys."""
 
     def run(a: str) -> None: ...
@@ -859,7 +859,7 @@ def test_decorator_that_changes_nothing(make_app: MakeApp, shape: str, options: 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decorator_that_adds_an_argument(make_app: MakeApp, shape: str) -> None:
-    """The call that Celery accepts runs, and all its arguments make the key."""
+    """A call that Celery accepts runs, and all its arguments make the key."""
     task = make_task(make_app(singleton_lock_eager=True), shape, injects, session=True)
     assert [5, 6] == [returned(task, 5), returned(task, account=6)]
     assert 4 == len({task.lock_key_for(*args) for args in [(5,), (6,), (5, 1), (5, 2)]})
@@ -882,7 +882,7 @@ def test_decorator_that_takes_an_argument(make_app: MakeApp, shape: str) -> None
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_behind_a_decorator(make_app: MakeApp, shape: str, options: Any) -> None:
-    """What a decorator hides can be named if it is passed by keyword; else the call is refused in words."""
+    """A parameter behind a decorator counts if it is passed by keyword; else the call is refused."""
     app = make_app(singleton_lock_eager=True)
     task = make_task(app, shape, injects, session=True, **options)
     assert 5 == returned(task, account=5)
@@ -981,7 +981,7 @@ def test_task_name_in_key_is_readable_and_harmless(name: str) -> None:
 @given(st.text(max_size=4), st.text(max_size=4))
 @example(" 28", "\u2028")
 @example("%20", " ")
-def test_task_names_never_meet(one: str, other: str) -> None:
+def test_task_names_stay_apart(one: str, other: str) -> None:
     """Keys are per task: different names are spelled differently."""
     assume(one != other)
     assert escaped(one) != escaped(other)
@@ -1079,7 +1079,7 @@ def test_prefix_setting(make_app: MakeApp) -> None:
 
 
 def test_body_that_mutates_its_arguments(app: Celery, singleton: Callable[..., Any]) -> None:
-    """The key is made once, before the body: what the body does to its arguments changes nothing."""
+    """The key is made once, before the body, so a body that changes its arguments does not change it."""
     keys = []
 
     @singleton(name="x", bind=True)
@@ -1095,6 +1095,6 @@ def test_body_that_mutates_its_arguments(app: Celery, singleton: Callable[..., A
     assert task.lock_holder([1]) is None
 
 
-def test_canonical_is_public_to_no_value() -> None:
+def test_canonical_form_is_json() -> None:
     """A canonical form is made of JSON types alone."""
     json.dumps(canonical({"a": {1, UUID(int=1)}, "b": (b"x", datetime.min, Decimal(1))}, "p"))
