@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from celery_singleton_lock.config.options import Settings, settings_of
+from celery_singleton_lock.config.options import Settings
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner

@@ -22,22 +22,25 @@ from celery_singleton_lock.worker.request import request_class
 class SingletonMixin:
     """Holds a lock for the signature of a task while its body runs.
 
-    Combine the mixin with any task class: ``class Base(SingletonMixin, DjangoTask)``. `SingletonTask` is that for `celery.Task`.
+    Put the mixin before any task class: ``class Base(SingletonMixin, DjangoTask)``. `SingletonTask` does that for `celery.Task`.
 
     An option is a class attribute. Where it is None, the app setting ``singleton_`` + its name counts, else the default.
 
     Options:
-        singleton: False makes a plain task. Default: True.
-        unique_on: names of the parameters that make the signature; ``[]``: the task name alone. Default: all arguments.
-        lock_key: makes the signature instead of `unique_on`: a template such as ``"{account}"``, or a callable. The
-            callable gets the task's arguments by name, defaults filled in, and returns a `str` of at most 1 KiB. Default: none.
-        on_duplicate: ``"skip"``, ``"retry"``, ``"raise"``, a policy object, or a callable ``(task, holder) -> policy``.
-            Default: ``"skip"``.
-        lock_ttl: seconds that a lease outlives a holder that vanished, from 1 to a year; it is renewed every third of
-            that. Default: 30 seconds.
-        on_lock_lost: ``"warn"``, or ``"raise"``: `LockLost` is raised inside the body. Default: ``"warn"``.
-        on_store_error: when the store is unreachable, ``"retry"`` later, ``"run"`` unprotected, or ``"raise"``.
-            Default: ``"retry"``.
+        singleton: `False` makes a plain task; Celery's own `celery.*` tasks are always plain, so
+            `Celery(task_cls=SingletonTask)` works. Default: `True`.
+        unique_on: names of the parameters that make the signature; `[]`: the task name alone; `"x"` means `["x"]`.
+            Default: all arguments.
+        lock_key: makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`),
+            or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB.
+            Default: none.
+        on_duplicate: `"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`.
+            Default: `"skip"`.
+        lock_ttl: seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of
+            that. Default: `30.0`.
+        on_lock_lost: `"warn"`, or `"raise"`: `LockLost` is raised inside the body. Default: `"warn"`.
+        on_store_error: if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a
+            warning, or `"raise"`. Default: `"retry"`.
     """
 
     singleton: bool | None = None
@@ -51,7 +54,7 @@ class SingletonMixin:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         order = [base for base in cls.__mro__ if base in (Task, SingletonMixin)]
-        if Task not in order and {"name", "run"} <= vars(cls).keys():  # not one more mixin, but a task
+        if Task not in order and {"name", "run"} <= vars(cls).keys():  # a task, not another mixin
             raise ConfigurationError(
                 f"task {vars(cls)['name']}: SingletonMixin is no task class: use base=SingletonTask, or combine the two"
                 " as class Base(SingletonMixin, YourTask)"
@@ -61,13 +64,13 @@ class SingletonMixin:
 
     @classmethod
     def bind(cls: Any, app: Any) -> Any:
-        """Called by Celery when the task's class meets its app.
+        """Bind the class to an app, as Celery does once for each task, and refuse options that cannot be used.
 
         Raises:
-            ConfigurationError: an option cannot be used.
+            ConfigurationError: naming task, option and value.
         """
         bound = super().bind(app)  # type: ignore[misc]
-        # `Celery.register_task` gives a class without a name one on its instance, after this; a base without `run` is no task.
+        # `Celery.register_task` names a task without a name after this call. A base class without `run` is no task.
         is_task = cls.name or _defined_in(cls, "run") is not Task
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if is_task and not name.startswith("celery.") and cls.singleton is not False:

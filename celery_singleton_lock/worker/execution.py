@@ -59,17 +59,17 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     """
     execution = Execution()
     setattr(request, EXECUTION, execution)
-    token, supervised = take_token(request), delivery_of(request).supervised
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
     config = config_for(task)
     if not config.options.singleton:
         return body()
+    supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
     wanted = LeaseRequest(
         config.base,
         config.digest(args, kwargs),
-        token,
+        take_token(request),
         config.options.lock_ttl,
         request.id,
         request.hostname or gethostname(),

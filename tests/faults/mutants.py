@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant(
         "release when the body is over",
         "worker/execution.py",
-        "    state.ended = True\n    context.renewer.remove(state)\n",
+        "    state.ended = True\n    renewer.remove(state)\n",
         "    return\n",
         "test_early_ends.py::test_body_leaves",
         "freed after the body|is gone|leftover",

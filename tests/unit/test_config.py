@@ -1,9 +1,12 @@
-"""Options and settings: where they come from, and what is refused."""
+"""Options and settings: which value counts, what is refused, and that the documentation agrees."""
 
 from __future__ import annotations
 
 import math
+import re
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -12,8 +15,10 @@ from celery import Celery, Task
 from celery.contrib.abortable import AbortableTask
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonTask, Skip
-from celery_singleton_lock.config.options import refuse_unknown, settings_of
+from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock.config.foreign import refuse_unknown_options
+from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from tests.unit.conftest import MakeApp
@@ -54,12 +59,12 @@ READ = {"retry": RetryLater(), "raise": Raise()}
 
 
 def read(name: str, value: Any) -> Any:
-    """What is made of an option's value."""
+    """The form in which an option's value is used."""
     return READ.get(value, value) if name == "on_duplicate" else value
 
 
 def test_defaults(make_app: MakeApp) -> None:
-    """Without options and settings the defaults count."""
+    """Without options and settings, the defaults count."""
     found = options(bound(make_app()))
     assert DEFAULTS == {name: getattr(found, name) for name in DEFAULTS}
 
@@ -76,7 +81,7 @@ def test_order_task_setting_default(make_app: MakeApp, name: str) -> None:
 
 @pytest.mark.parametrize("name", GOOD)
 def test_option_of_a_base_class(make_app: MakeApp, name: str) -> None:
-    """A subclass of SingletonTask with options passes them on to its tasks and subclasses, which may say otherwise."""
+    """A subclass of SingletonTask passes its options on to its tasks and subclasses, which may have others."""
     own, other = GOOD[name]
     base = type("Base", (SingletonTask,), {name: own, "abstract": True})
     app = make_app(**{f"singleton_{name}": other})  # does not count: the base's option is the task's own
@@ -174,7 +179,7 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
     ],
 )
 def test_names_of_other_plugins(make_app: MakeApp, name: str, ours: str) -> None:
-    """An option of another plugin, or another name for an option, is refused, saying what ours is called."""
+    """An option of another plugin, or a guessed name, is refused, and the error names our option."""
     for value in (60, {"keys": ["a"]}, None):
         with pytest.raises(ConfigurationError) as refused:
             bound(make_app(), **{name: value})
@@ -202,7 +207,7 @@ MISSPELT = {
 
 @pytest.mark.parametrize("name", MISSPELT)
 def test_misspelt_options(make_app: MakeApp, name: str) -> None:
-    """An unknown attribute that looks like an option of ours is refused, on the task and on its base class."""
+    """An unknown attribute that resembles an option is refused, on the task and on its base class."""
     with pytest.raises(ConfigurationError) as refused:
         bound(make_app(), **{name: 3})
     for part in ("sync", f"{name}=3", f"do you mean {MISSPELT[name]}?" if MISSPELT[name] else ""):
@@ -216,13 +221,13 @@ def test_misspelt_options(make_app: MakeApp, name: str) -> None:
 
 @pytest.mark.parametrize("value", [None, "raise", Skip(), Skip, ["a"]])
 def test_misspelt_option_of_any_value(make_app: MakeApp, value: Any) -> None:
-    """Whatever data a misspelt option has, a policy's class too, it is refused."""
+    """A misspelt option is refused whatever its value is, also a policy's class."""
     with pytest.raises(ConfigurationError, match="on_duplicates="):
         bound(make_app(), on_duplicates=value)
 
 
 def test_users_own_names_pass(make_app: MakeApp) -> None:
-    """Functions, methods and properties may be called as users like, and so may attributes that are not like an option."""
+    """Functions, methods and properties may have any name, and other attributes any name that resembles no option."""
 
     class Own(SingletonTask):
         name = "own"
@@ -248,13 +253,13 @@ def test_users_own_names_pass(make_app: MakeApp) -> None:
 
 
 def test_celerys_own_names_pass() -> None:
-    """No attribute of Celery's task classes is taken for an option of ours."""
+    """No attribute of Celery's task classes is refused as a misspelt option."""
     for cls in (Task, AbortableTask, SingletonTask):
-        refuse_unknown("x", dict.fromkeys(dir(cls)) if cls is not SingletonTask else vars(cls))
+        refuse_unknown_options("x", dict.fromkeys(dir(cls)) if cls is not SingletonTask else vars(cls))
 
 
-def test_option_taken_back(make_app: MakeApp) -> None:
-    """A subclass takes an option of its base back with None: then the app's setting counts, else the default."""
+def test_option_reset_with_none(make_app: MakeApp) -> None:
+    """A subclass resets an option of its base with None. Then the app's setting counts, else the default."""
     base = type("Base", (SingletonTask,), {"abstract": True, "lock_ttl": 5, "unique_on": "account"})
     app = make_app(singleton_lock_ttl=60)
     app.task(base=base, name="sync", shared=False, lock_ttl=None, unique_on=None, lock_key="{kind}")(body)
@@ -273,7 +278,7 @@ def test_own_way_to_make_the_key_replaces_the_settings(make_app: MakeApp) -> Non
 
 
 def test_none_is_not_given(make_app: MakeApp) -> None:
-    """None, on a task or as the setting of an option, means that nothing was said."""
+    """None as a task's option or as its app setting means: not given."""
     app = make_app(**{f"singleton_{name}": None for name in DEFAULTS})
     found = options(bound(app, **dict.fromkeys(GOOD)))
     assert DEFAULTS == {name: getattr(found, name) for name in DEFAULTS}
@@ -295,7 +300,7 @@ def settings(**given: Any) -> Any:
 
 
 def test_store_defaults_to_the_broker() -> None:
-    """Without a URL the broker is the store where it is Redis, before the result backend."""
+    """Without a URL, a Redis broker is the store, even where the result backend is Redis, too."""
     found = settings(broker_url="redis://broker/1", result_backend="redis://results/2")
     assert ("redis://broker/1", "singleton", 1.0, 10) == (
         found.url,
@@ -307,12 +312,12 @@ def test_store_defaults_to_the_broker() -> None:
 
 @pytest.mark.parametrize("broker", ["amqp://rabbit//", "memory://", ["amqp://a//", "amqp://b//"], "sqs://"])
 def test_store_defaults_to_the_result_backend(broker: Any) -> None:
-    """Where the broker is no Redis, the result backend is the store."""
+    """If the broker is no Redis, the result backend is the store."""
     assert "redis://results/2" == settings(broker_url=broker, result_backend="redis://results/2").url
 
 
 def test_credential_provider_of_the_result_backend() -> None:
-    """Where locks live beside results, they log in as Celery's result backend does."""
+    """Locks in the Redis of the result backend log in as Celery's result backend does."""
     given = {"result_backend": "redis://results/2", "redis_backend_credential_provider": "mine.Provider"}
     assert "mine.Provider" == settings(broker_url="amqp://x//", **given).options["credential_provider"]
     assert "credential_provider" not in settings(broker_url="redis://broker/1", **given).options
@@ -337,7 +342,7 @@ SOURCES = [
 )
 @pytest.mark.parametrize(("options", "tls"), SOURCES, ids=["broker", "result_backend"])
 def test_own_url_counts_first(url: str, with_options: bool, with_tls: bool, options: str, tls: str) -> None:
-    """A URL of its own is the store, whatever the broker is, with those of Celery's options for a store that can go with it."""
+    """The setting's URL is the store, whatever the broker is. Celery's options are used where its scheme takes them."""
     given: dict[str, Any] = {"broker_url": "redis://broker/1", "result_backend": "redis://results/2"}
     given |= {options: {"master_name": "locks"}, tls: {"ssl_ca_certs": "a", "keyfile": "of another broker"}}
     found = settings(**given, singleton_lock_url=url)
@@ -366,7 +371,7 @@ def test_no_store_is_refused(given: dict[str, Any]) -> None:
     ],
 )
 def test_several_brokers_are_no_default(given: dict[str, Any]) -> None:
-    """Several URLs, or reading and writing at different ones, are no store by default; with a URL of its own all is well."""
+    """A broker with several URLs is no store by default, so the setting is needed."""
     with pytest.raises(ConfigurationError, match="singleton_lock_url"):
         settings(**given)
     assert "redis://locks/0" == settings(**given, singleton_lock_url="redis://locks/0").url
@@ -374,7 +379,7 @@ def test_several_brokers_are_no_default(given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("source", ["broker", "result_backend", "own"])
 def test_sentinels_are_one_store(source: str) -> None:
-    """Several Sentinel URLs name one store; which of theirs it is, Celery's own transport options say."""
+    """Several Sentinel URLs name one store; Celery's transport options name the master."""
     url = "sentinel://a:26379;sentinel://b:26379"
     name = {"broker": "broker_url", "result_backend": "result_backend", "own": "singleton_lock_url"}[source]
     options = "result_backend_transport_options" if source == "result_backend" else "broker_transport_options"
@@ -384,7 +389,7 @@ def test_sentinels_are_one_store(source: str) -> None:
 
 
 def test_transport_options_reach_the_store(make_app: MakeApp) -> None:
-    """The options are those that the app's store is made with: without a master's name it could not be."""
+    """The store is made with Celery's transport options, and refused if they lack the master's name."""
     given = {"broker_url": "sentinel://a:26379", "singleton_lock_url": None}
     app = make_app(**given, broker_transport_options={"master_name": "locks", "sentinel_kwargs": {"password": "p"}})
     pool = context_of(app).store._connect().connection_pool  # type: ignore[attr-defined]
@@ -397,7 +402,7 @@ def test_transport_options_reach_the_store(make_app: MakeApp) -> None:
     "url", ["amqp://x//", "localhost", "", 5, "http://x", "unix:///run/x", ["redis://a/0"], "redis://a/0;redis://b/0"]
 )
 def test_bad_url(make_app: MakeApp, url: Any) -> None:
-    """A URL that names no one store is refused by setting."""
+    """A URL that does not name one store is refused with the name of the setting."""
     app = make_app(singleton_lock_url=url)
     with pytest.raises(ConfigurationError, match="singleton_lock_url"):
         context_of(app)
@@ -412,7 +417,7 @@ def test_bad_url_shows_no_password() -> None:
 
 @pytest.mark.parametrize("source", ["broker", "result_backend"])
 def test_global_keyprefix(source: str) -> None:
-    """The source's global_keyprefix comes before our prefix; a URL of its own has none."""
+    """The global_keyprefix of the URL's source comes before our prefix; the setting's URL has none."""
     given = {f"{source}_url" if source == "broker" else source: "redis://x/0"}
     given[f"{source}_transport_options"] = {"global_keyprefix": "tenant:"}  # type: ignore[assignment]
     assert "tenant:singleton" == settings(**given).prefix
@@ -421,7 +426,7 @@ def test_global_keyprefix(source: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["a{b", "a}b", "{}", 5, b"x"])
 def test_bad_prefix(prefix: Any) -> None:
-    """Braces, which mark a cluster's hash tag, and what is no text, are refused with setting and value."""
+    """A prefix with braces, which mark a cluster's hash tag, or one that is no text is refused with setting and value."""
     with pytest.raises(ConfigurationError) as refused:
         settings(singleton_lock_url="memory://", singleton_lock_prefix=prefix)
     assert f"singleton_lock_prefix={prefix!r}" in str(refused.value)
@@ -489,7 +494,7 @@ WAYS = ["update", "attribute", "changes", "defaults", "dict", "object", "module"
 
 @pytest.mark.parametrize("how", WAYS)
 def test_unknown_setting(how: str) -> None:
-    """A setting that looks like ours and is none is refused by name wherever it stands; its value may be a secret."""
+    """An unknown setting that resembles ours is refused wherever an app has it. Its value may be secret, so it is not shown."""
     with pytest.raises(ConfigurationError, match=r"(?i)singleton_lock_tll") as refused:
         settings_of(configured(how, {"singleton_lock_tll": "hunter2"}).conf)
     assert "hunter2" not in str(refused.value)
@@ -509,7 +514,7 @@ SINGLETONS = {
 @pytest.mark.parametrize("how", ["update", "namespace"])
 @pytest.mark.parametrize("name", SINGLETONS)
 def test_settings_of_celery_singleton(monkeypatch: pytest.MonkeyPatch, name: str, how: str) -> None:
-    """A setting of celery-singleton is refused, saying what ours is called; it passes while that is imported."""
+    """A setting of celery-singleton is refused, and the error names ours. It passes while celery-singleton is imported."""
     conf = configured(how, {name: "redis://:hunter2@x"}).conf
     with pytest.raises(ConfigurationError, match=f"(?i){name}.*celery-singleton.*{SINGLETONS[name]}") as refused:
         settings_of(conf)
@@ -529,7 +534,7 @@ def test_settings_of_celery_singleton(monkeypatch: pytest.MonkeyPatch, name: str
     ],
 )
 def test_setting_that_is_not_read(key: str, namespace: str | None, name: str) -> None:
-    """A setting of ours in a spelling that Celery does not read is refused with the right one, unless that is there too."""
+    """A spelling that Celery does not read is refused and the right one named, unless the right one is given, too."""
     for more in ({}, {name: 6}):
         app = Celery("settings", set_as_current=False)
         app.config_from_object({key: 5, "singleton_lock_url": "memory://", **more}, namespace=namespace)
@@ -542,7 +547,7 @@ def test_setting_that_is_not_read(key: str, namespace: str | None, name: str) ->
 
 
 def test_what_else_a_configuration_has() -> None:
-    """Other names of a Django project, and what a configuration module imports and defines, is none of ours."""
+    """Other settings of a Django project pass, and so does what a configuration module imports or defines."""
     django = {"SINGLETON_SITE": 1, "MY_SINGLETON_LOCK": 2, "CELERY_SINGLETON_LOCK_URL": "memory://"}
     app = Celery("settings", set_as_current=False)
     app.config_from_object(django, namespace="CELERY")
@@ -552,7 +557,7 @@ def test_what_else_a_configuration_has() -> None:
 
 
 def test_django_settings() -> None:
-    """Settings of a Django project are looked through, too."""
+    """Unknown settings of a Django project are refused, too."""
     pytest.importorskip("django")
     from django.conf import LazySettings
 
@@ -565,7 +570,7 @@ def test_django_settings() -> None:
 
 
 def test_certificates_of_celerys_settings() -> None:
-    """The certificate options of the settings that the URL comes from go with it."""
+    """The certificate options come from the same settings as the URL."""
     broker = settings(broker_url="rediss://x/0", broker_use_ssl={"ssl_ca_certs": "a"})
     assert {"ssl_ca_certs": "a"} == broker.tls
     backend = settings(
@@ -584,7 +589,7 @@ def test_two_apps_do_not_mix(make_app: MakeApp) -> None:
 
 
 def test_unhashable_and_odd_values_are_shown(make_app: MakeApp) -> None:
-    """Any value at all is refused by name, not by an error of another kind."""
+    """A bad value of any type is refused with a ConfigurationError that names the option."""
     for value in ({}, [], object(), {"a"}):
         with pytest.raises(ConfigurationError, match="on_lock_lost"):
             bound(make_app(), on_lock_lost=value)
@@ -599,10 +604,12 @@ def test_policy_function_that_cannot_be_called(make_app: MakeApp) -> None:
     def lonely(task: Any) -> None: ...
 
     for options in ({"on_duplicate": lonely}, {"base": Method}):
-        with pytest.raises(ConfigurationError, match=r"task sync: on_duplicate=.* must take two arguments"):
+        with pytest.raises(
+            ConfigurationError, match=r"task sync: on_duplicate=.* a callable that takes \(task, holder\)"
+        ):
             bound(make_app(), **options)
-    for taken in (lambda task, holder: "skip", lambda *args: "raise", lambda task, holder, more=1: "skip"):
-        bound(make_app(), on_duplicate=taken)
+    for accepted in (lambda task, holder: "skip", lambda *args: "raise", lambda task, holder, more=1: "skip"):
+        bound(make_app(), on_duplicate=accepted)
 
 
 @pytest.mark.parametrize("name", ["singleton_on_duplicate", "singleton_lock_ttl", "singleton_lock_url"])
@@ -616,3 +623,38 @@ def test_misspelt_setting_is_named(make_app: MakeApp) -> None:
     """The setting that is meant is named."""
     with pytest.raises(ConfigurationError, match=r"singleton_lock_tll.* do you mean singleton_lock_ttl\?"):
         settings_of(make_app(singleton_lock_tll=5).conf)
+
+
+# -- documentation -----------------------------------------------------------------------------
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def documented_default(option: Option) -> str:
+    """What users read as the default of an option."""
+    return option.default_text or f"`{option.default!r}`".replace("'", '"')
+
+
+@pytest.mark.parametrize(("title", "table"), [("option", TASK_OPTIONS), ("app setting", APP_SETTINGS)])
+def test_tables_of_the_readme(title: str, table: dict[str, Option]) -> None:
+    """The README lists each option and setting in order, with the default and the meaning that the table has."""
+    text = README.read_text(encoding="utf-8")
+    (rows,) = re.findall(rf"^\| {title} \| default \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
+    expected = [f"| `{name}` | {documented_default(option)} | {option.meaning} |" for name, option in table.items()]
+    assert expected == rows.splitlines()
+
+
+@pytest.mark.parametrize("name", ["SingletonTask", "SingletonMixin"])
+def test_help_shows_the_options(name: str) -> None:
+    """`help` lists each option with its meaning and default. (A process of its own: `help` binds a task class to an app.)"""
+    command = [sys.executable, "-m", "pydoc", f"celery_singleton_lock.{name}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    (text,) = re.findall(r"^ \|  Options:\n((?: \|      .*\n)+)", shown, re.MULTILINE)
+    words = " ".join(text.replace(" |  ", "").split())
+    expected = [f"{name}: {row.meaning}. Default: {documented_default(row)}." for name, row in TASK_OPTIONS.items()]
+    assert " ".join(expected) == words
+
+
+def test_options_are_attributes() -> None:
+    """Each option of the table, and nothing else, is a class attribute that is None until a task sets it."""
+    assert dict.fromkeys(TASK_OPTIONS) == {name: vars(SingletonMixin)[name] for name in SingletonMixin.__annotations__}

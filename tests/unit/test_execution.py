@@ -33,7 +33,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock import lease as lease_module
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.config.options import settings_of
+from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, replace_context
 from celery_singleton_lock.renewal import loop as loop_module

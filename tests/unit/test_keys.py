@@ -1,4 +1,4 @@
-"""Signatures: same work, same key; other work, another key; no stable form, no key."""
+"""Signatures: the same work has the same key, other work has another, and a value without a stable form has none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from uuid import UUID
 
 import pytest
 from celery import Celery
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
-from celery_singleton_lock.signature.keys import Binder, KeyBuilder, canonical, digest, escaped
+from celery_singleton_lock.signature.arguments import Parameters
+from celery_singleton_lock.signature.canonical import canonical, digest, escaped
+from celery_singleton_lock.signature.keys import KeyBuilder
 from tests.unit.conftest import MakeApp
 
 
@@ -46,9 +48,14 @@ class Opaque:
 Point = collections.namedtuple("Point", "x y")
 
 
+def builder(function: Callable[..., Any], unique_on: Any = None, lock_key: Any = None) -> KeyBuilder:
+    """The key builder of a task with this body."""
+    return KeyBuilder(Parameters(inspect.signature(function)), unique_on, lock_key)
+
+
 def key_of(function: Callable[..., Any], *args: Any, unique_on: Any = None, lock_key: Any = None, **kwargs: Any) -> str:
     """The digest of a call of this function."""
-    return digest(KeyBuilder.of(inspect.signature(function), unique_on, lock_key).form(args, kwargs))
+    return digest(builder(function, unique_on, lock_key).canonical_call(args, kwargs))
 
 
 def of_value(value: Any) -> str:
@@ -57,7 +64,7 @@ def of_value(value: Any) -> str:
 
 
 def through(serializer: str, value: Any) -> Any:
-    """What a worker gets when this was published."""
+    """What a worker receives when this value was published."""
     content_type, encoding, body = dumps(value, serializer=serializer)
     return loads(body, content_type, encoding, accept={content_type})
 
@@ -185,8 +192,8 @@ def json_spelling(value: Any) -> Any:
 @example({"a": {"b": 1}}, {"a": "b"})
 @example(0.0, -0.0)
 @example("a\x00", "a")
-def test_keys_meet_just_where_json_merges(one: Any, other: Any) -> None:
-    """Different values never meet beyond what JSON itself merges, and what it merges meets."""
+def test_keys_are_equal_just_where_json_merges(one: Any, other: Any) -> None:
+    """Two values have the same key exactly where JSON merges them; values of different types stay apart."""
     assert (json_spelling(one) == json_spelling(other)) == (of_value(one) == of_value(other))
 
 
@@ -203,7 +210,7 @@ def spelled(a: int, b: Any = 2, *, c: Any = None, d: str = "x") -> None: ...
 
 
 @given(st.integers(), st.one_of(st.just(2), st.integers()), st.one_of(st.none(), st.text(max_size=2)), st.randoms())
-def test_spellings_of_a_call_meet(a: int, b: int, c: Any, random: Any) -> None:
+def test_spellings_of_a_call_have_one_key(a: int, b: int, c: Any, random: Any) -> None:
     """Positional, by keyword in any order, defaults written out or left out: the same call has the same key."""
     named = {"a": a, "b": b, "c": c, "d": "x"}
     full = key_of(spelled, **named)
@@ -220,7 +227,7 @@ def test_spellings_of_a_call_meet(a: int, b: int, c: Any, random: Any) -> None:
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(), max_size=4), st.randoms())
 def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any) -> None:
-    """The order in which a dict or extra keywords were written says nothing."""
+    """The order of a dict's items and of extra keywords does not count."""
     items = list(values.items())
     random.shuffle(items)
 
@@ -228,54 +235,6 @@ def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any
 
     assert of_value(values) == of_value(dict(items))
     assert key_of(run, **values) == key_of(run, **dict(items))
-
-
-Parameter = inspect.Parameter
-KINDS = list(inspect._ParameterKind)
-PLAIN_KINDS = [Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY]
-
-
-@st.composite
-def signatures(draw: st.DrawFn) -> inspect.Signature:
-    """Any parameters in an order that Python allows, with defaults or without."""
-    kinds = sorted(draw(st.lists(st.sampled_from(draw(st.sampled_from([KINDS, PLAIN_KINDS]))), max_size=5)))
-    optional, found = False, []
-    for number, kind in enumerate(kinds):
-        if kind.name.startswith("VAR"):
-            found += [Parameter("abcde"[number], kind)] if kind not in kinds[:number] else []
-            continue
-        optional = (optional and kind is not Parameter.KEYWORD_ONLY) or draw(st.booleans())
-        found.append(Parameter("abcde"[number], kind, default=0 if optional else Parameter.empty))
-    return inspect.Signature(found)
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> tuple[inspect.Signature, list[int], dict[str, str]]:
-    """A signature and arguments that fit it, or are a few off."""
-    signature = draw(signatures())
-    names = list(signature.parameters)
-    args = list(range(draw(st.integers(0, len(names)))))
-    missing = draw(st.just(set()) | st.sets(st.sampled_from("abcde")))
-    more = draw(st.just([]) | st.lists(st.sampled_from("abcdef"), max_size=2))
-    named = draw(st.permutations([name for name in names[len(args) :] if name not in missing])) + more
-    return signature, args + draw(st.sampled_from([[], [9]])), {name: name for name in named}
-
-
-def outcome_of(bind: Callable[[], Any]) -> Any:
-    """The arguments in their order, or the error."""
-    try:
-        return list(bind().items())
-    except TypeError as error:
-        return str(error)
-
-
-@given(calls())
-@settings(max_examples=500, deadline=None)
-def test_arguments_are_those_of_bind(call: tuple[inspect.Signature, list[int], dict[str, str]]) -> None:
-    """Arguments get the names, the order and the errors that `inspect.Signature.bind` gives them."""
-    signature, args, kwargs = call
-    expected = outcome_of(lambda: signature.bind(*args, **kwargs).arguments)
-    assert expected == outcome_of(lambda: Binder(signature).arguments(args, kwargs))
 
 
 def test_extra_positionals_count() -> None:
@@ -288,7 +247,7 @@ def test_extra_positionals_count() -> None:
     assert key_of(run, 1) == key_of(run, a=1)
 
 
-def test_default_is_told_from_what_only_looks_like_it() -> None:
+def test_default_has_a_type() -> None:
     """A default is left out only where the argument has its type, too: True is not 1, 2.0 is not 2."""
 
     def run(a: Any = 1, b: Any = None) -> None: ...
@@ -312,7 +271,7 @@ def test_default_is_what_is_written_alike(default: Any, value: Any) -> None:
 
 
 def test_added_default_parameter_keeps_keys() -> None:
-    """A new parameter with a default changes no key, so that old and new workers meet during a deployment."""
+    """A new parameter with a default changes no key, so old and new workers agree during a deployment."""
 
     def old(a: Any) -> None: ...
     def new(a: Any, b: Any = "x", *, c: Any = ()) -> None: ...
@@ -322,7 +281,7 @@ def test_added_default_parameter_keeps_keys() -> None:
 
 
 def test_default_without_stable_form_is_no_obstacle() -> None:
-    """A default that no key could be made of does no harm while it is not passed."""
+    """A default without a stable form does no harm while it is not passed."""
 
     def run(a: int, session: Any = Opaque()) -> None: ...  # noqa: B008
 
@@ -378,7 +337,7 @@ def test_str_subclass_counts_as_str() -> None:
 
 
 def test_number_subclass_counts_as_number() -> None:
-    """What converts itself to another number still is the one that JSON writes, as an argument and as a dict's key."""
+    """A number that converts itself to another counts as JSON writes it, as an argument and as a dict's key."""
 
     class Odd(int):
         def __int__(self) -> int:
@@ -483,13 +442,6 @@ class Count(int):
     """A subclass of a plain type."""
 
 
-def nested(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
@@ -497,7 +449,7 @@ def nested(depth: int) -> Any:
         ([Count(10**5000)], "int"),
         ({10**5000: 1}, "int"),
         ({Count(10**5000): 1}, "int"),
-        (nested(70), "list"),
+        (wrapped(70, lambda v: [v]), "list"),
         ({b"key": 1}, "bytes"),
         ({(1, 2): 1}, "tuple"),
         (Opaque(), "Opaque"),
@@ -514,7 +466,7 @@ def test_refusal_names_parameter_and_type(value: Any, kind: str) -> None:
 
 
 def test_repr_is_never_used() -> None:
-    """No repr gets into a key: it would hold addresses, and differ in each process."""
+    """No key is made of a repr, which may hold an address and differ in each process."""
 
     class Loud(str):
         def __repr__(self) -> str:
@@ -535,13 +487,20 @@ def test_unique_on_counts_named_parameters_only() -> None:
     assert key_of(job, 1, unique_on=["account"]) != key_of(job, 2, unique_on=["account"])
 
 
-def test_unique_on_takes_one_name() -> None:
+def task_of(app: Celery, body: Callable[..., Any], **options: Any) -> Any:
+    """A task of the app with this body and these options."""
+    app.task(base=SingletonTask, name="x", shared=False, **options)(body)
+    return app.tasks["x"]
+
+
+def test_unique_on_takes_one_name(make_app: MakeApp) -> None:
     """A single name stands for a list of it."""
-    assert key_of(job, 1, "x", unique_on=["account"]) == key_of(job, 1, "y", unique_on="account")
+    one, several = task_of(make_app(), job, unique_on="account"), task_of(make_app(), job, unique_on=["account"])
+    assert one.lock_key_for(1, "x") == one.lock_key_for(1, "y") == several.lock_key_for(1, "x")
 
 
 def test_unique_on_order_does_not_count() -> None:
-    """Names are a set: their order, and saying one twice, change nothing."""
+    """The names are a set: order and repetition do not count."""
     both = key_of(job, 1, "x", unique_on=["account", "kind"])
     assert both == key_of(job, 1, "x", unique_on=("kind", "account", "kind"))
 
@@ -554,10 +513,10 @@ def test_unique_on_nothing_is_the_name_alone() -> None:
 @pytest.mark.parametrize(
     "unique_on", [["acount"], "acount", ["account", "x"], [1], 5, {"account": 1}, ["self"], [""], ""]
 )
-def test_unique_on_is_checked(unique_on: Any) -> None:
+def test_unique_on_is_checked(make_app: MakeApp, unique_on: Any) -> None:
     """A name that is no parameter, or no name at all, is refused with option and value."""
     with pytest.raises(ConfigurationError, match="unique_on=") as refused:
-        KeyBuilder.of(inspect.signature(job), unique_on)
+        task_of(make_app(), job, unique_on=unique_on)
     assert repr(unique_on) in str(refused.value)
 
 
@@ -603,7 +562,7 @@ def test_template_field_without_stable_form_is_refused() -> None:
 def test_template_is_plain(template: str) -> None:
     """Only plain parameter names may stand in a template: no attributes, indexes, conversions, format specs."""
     with pytest.raises(ConfigurationError, match="lock_key=") as refused:
-        KeyBuilder.of(inspect.signature(job), None, template)
+        builder(job, None, template)
     assert repr(template) in str(refused.value)
 
 
@@ -628,6 +587,15 @@ def test_callable_gets_the_arguments() -> None:
         ((), {"account": 3, "kind": "x", **named}),
         ((4, 5), {"account": 3, "kind": "x", **named}),
     ] == seen
+
+
+def test_callable_gets_extra_keywords_in_one_order() -> None:
+    """A callable with ``*args`` gets extra keywords in the same order, however the call was written."""
+
+    def lock_key(*values: Any) -> str:
+        return repr(values)
+
+    assert key_of(job, 1, x=2, y=3, lock_key=lock_key) == key_of(job, 1, y=3, x=2, lock_key=lock_key)
 
 
 class Keys:
@@ -678,7 +646,7 @@ def mirrored(account: Any, kind: str = "other", *rest: Any, note: Any = None, **
     ],
 )
 def test_shapes_of_callables(lock_key: Any) -> None:
-    """Whatever the callable looks like, it gets what it names, however the call was written."""
+    """A callable of any shape gets the arguments that it names, however the call was written."""
     expected = key_of(job, 1, "full", "r", z=1, lock_key=lambda **_: "1-full")
     assert expected == key_of(job, 1, "full", "r", z=1, lock_key=lock_key)
     if lock_key is not mirrored:
@@ -695,7 +663,7 @@ def test_positional_only_parameters_have_names() -> None:
     )
 
 
-def plain(account: Any, kind: str = "full") -> None: ...
+def named_only(account: Any, kind: str = "full") -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -713,7 +681,7 @@ def plain(account: Any, kind: str = "full") -> None: ...
 def test_callable_that_cannot_fit(lock_key: Any, word: str) -> None:
     """A callable that needs what the task does not have is refused with its value and a reason, a method with ``self`` too."""
     with pytest.raises(ConfigurationError, match=word) as refused:
-        KeyBuilder.of(inspect.signature(plain), None, lock_key)
+        builder(named_only, None, lock_key)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
 
@@ -759,7 +727,7 @@ def test_method_that_makes_the_key(make_app: MakeApp) -> None:
 
 @pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
 def test_callable_must_return_str(answer: Any) -> None:
-    """What is no str is refused by type."""
+    """A result that is no str is refused; the error names its type."""
     with pytest.raises(SignatureError, match=type(answer).__name__):
         key_of(job, 1, lock_key=lambda *args: answer)
 
@@ -771,7 +739,7 @@ def test_callable_key_is_bounded() -> None:
         key_of(job, 1, lock_key=lambda *args: "é" * 512 + "x")
 
 
-def test_kinds_of_keys_never_meet() -> None:
+def test_kinds_of_keys_stay_apart() -> None:
     """A template, a callable and plain arguments that say the same are different keys."""
 
     def run(a: str) -> None: ...
@@ -780,10 +748,10 @@ def test_kinds_of_keys_never_meet() -> None:
 
 
 @pytest.mark.parametrize("lock_key", [1, ["a"], b"{a}", ""])
-def test_lock_key_is_checked(lock_key: Any) -> None:
+def test_lock_key_is_checked(make_app: MakeApp, lock_key: Any) -> None:
     """A lock_key that is neither template nor callable is refused with its value."""
     with pytest.raises(ConfigurationError) as refused:
-        KeyBuilder.of(inspect.signature(job), None, lock_key)
+        task_of(make_app(), job, lock_key=lock_key)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
 
@@ -792,7 +760,7 @@ def test_lock_key_is_checked(lock_key: Any) -> None:
 def test_only_one_option_makes_the_key(unique_on: Any, lock_key: Any) -> None:
     """unique_on with lock_key is refused with both values."""
     with pytest.raises(ConfigurationError) as refused:
-        KeyBuilder.of(inspect.signature(job), unique_on, lock_key)
+        builder(job, unique_on, lock_key)
     assert f"unique_on={unique_on!r}" in str(refused.value)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
@@ -891,7 +859,7 @@ def test_decorator_that_changes_nothing(make_app: MakeApp, shape: str, options: 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_decorator_that_adds_an_argument(make_app: MakeApp, shape: str) -> None:
-    """The call that Celery accepts runs, and all its arguments make the key."""
+    """A call that Celery accepts runs, and all its arguments make the key."""
     task = make_task(make_app(singleton_lock_eager=True), shape, injects, session=True)
     assert [5, 6] == [returned(task, 5), returned(task, account=6)]
     assert 4 == len({task.lock_key_for(*args) for args in [(5,), (6,), (5, 1), (5, 2)]})
@@ -914,7 +882,7 @@ def test_decorator_that_takes_an_argument(make_app: MakeApp, shape: str) -> None
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_behind_a_decorator(make_app: MakeApp, shape: str, options: Any) -> None:
-    """What a decorator hides can be named if it is passed by keyword; else the call is refused in words."""
+    """A parameter behind a decorator counts if it is passed by keyword; else the call is refused."""
     app = make_app(singleton_lock_eager=True)
     task = make_task(app, shape, injects, session=True, **options)
     assert 5 == returned(task, account=5)
@@ -946,12 +914,30 @@ def test_optional_parameter_of_a_callable_behind_a_decorator(make_app: MakeApp) 
     assert task.lock_key_for(5) != task.lock_key_for(6)
 
 
+def test_parameter_with_the_name_of_the_decorators_rest(make_app: MakeApp) -> None:
+    """A parameter of the function that is called ``args`` has its own default, whatever the decorator calls ``args``."""
+
+    @passes
+    def run(account: int, args: str | None = None) -> None: ...
+
+    task = task_of(make_app(), run, lock_key="{account}-{args}")
+    assert task.lock_key_for(1) == task.lock_key_for(1, None) != task.lock_key_for(1, "x")
+
+
 def test_names_of_the_decorator_count(make_app: MakeApp) -> None:
     """Where the decorator has a name for an argument, that is its name, also if the call fits the function behind it."""
     task = make_task(make_app(), "function", swaps, unique_on="account")
     assert task.lock_key_for("x", 5) == task.lock_key_for("y", 5) == task.lock_key_for("y", account=5)
     assert task.lock_key_for("x", 5) != task.lock_key_for("x", 6)
     assert task.lock_key_for("x") == task.lock_key_for("x", 0)
+
+
+def outcome_of(bind: Callable[[], Any]) -> Any:
+    """What a function returns, as a list of items, or the text of its TypeError."""
+    try:
+        return list(bind().items())
+    except TypeError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("decorator", [passes, injects, consumes, swaps])
@@ -995,7 +981,7 @@ def test_task_name_in_key_is_readable_and_harmless(name: str) -> None:
 @given(st.text(max_size=4), st.text(max_size=4))
 @example(" 28", "\u2028")
 @example("%20", " ")
-def test_task_names_never_meet(one: str, other: str) -> None:
+def test_task_names_stay_apart(one: str, other: str) -> None:
     """Keys are per task: different names are spelled differently."""
     assume(one != other)
     assert escaped(one) != escaped(other)
@@ -1046,8 +1032,7 @@ def test_bound_task_leaves_self_out(singleton: Callable[..., Any]) -> None:
     @singleton(name="x", bind=True)
     def bound(self: Any, a: int, b: int = 1) -> None: ...
 
-    plan = KeyBuilder.of(inspect.signature(lambda a, b=1: None))
-    assert bound.lock_key_for(3, b=1) == f"singleton:{{x}}:lock:{digest(plan.form((3,), {}))}"
+    assert bound.lock_key_for(3, b=1) == f"singleton:{{x}}:lock:{key_of(lambda a, b=1: None, 3)}"
 
 
 def test_class_based_task(make_app: MakeApp) -> None:
@@ -1094,7 +1079,7 @@ def test_prefix_setting(make_app: MakeApp) -> None:
 
 
 def test_body_that_mutates_its_arguments(app: Celery, singleton: Callable[..., Any]) -> None:
-    """The key is made once, before the body: what the body does to its arguments changes nothing."""
+    """The key is made once, before the body, so a body that changes its arguments does not change it."""
     keys = []
 
     @singleton(name="x", bind=True)
@@ -1110,6 +1095,6 @@ def test_body_that_mutates_its_arguments(app: Celery, singleton: Callable[..., A
     assert task.lock_holder([1]) is None
 
 
-def test_canonical_is_public_to_no_value() -> None:
+def test_canonical_form_is_json() -> None:
     """A canonical form is made of JSON types alone."""
     json.dumps(canonical({"a": {1, UUID(int=1)}, "b": (b"x", datetime.min, Decimal(1))}, "p"))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -29,7 +27,6 @@ from celery_singleton_lock import (
     Skip,
     signals,
 )
-from celery_singleton_lock.config.options import DEFAULTS
 from celery_singleton_lock.testing import assert_free, assert_held, hold
 from tests.unit.conftest import MakeApp
 
@@ -680,18 +677,6 @@ def test_mixin_alone(app: Celery) -> None:
         name = "y"
 
     assert traced(app.register_task(Sync())) is None
-
-
-@pytest.mark.parametrize("name", ["SingletonTask", "SingletonMixin"])
-def test_help_shows_the_options(name: str) -> None:
-    """`help` lists each option and its default. (In a process of its own: looking at a task class binds it to an app.)"""
-    command = [sys.executable, "-m", "pydoc", f"celery_singleton_lock.{name}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option, default in DEFAULTS.items():
-        text = re.search(rf"^[ |]+{option}: (.*?Default: [^\n]*)", shown, re.MULTILINE | re.DOTALL)
-        assert text, option
-        value = {"unique_on": "all arguments", "lock_key": "none", "lock_ttl": "30 seconds"}.get(option, default)
-        assert text[1].replace('"', "").replace("`", "").endswith(f"Default: {value}."), text[1]
 
 
 def run_nothing() -> None: ...

@@ -1,0 +1,82 @@
+"""Refuses names that resemble options or settings of this library and are none: misspelt ones, and other plugins'."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
+
+from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
+from celery_singleton_lock.errors import ConfigurationError
+
+#: Options of other plugins and frequent guesses, each with what it is called here.
+_FOREIGN_OPTIONS = {
+    "lock_expiry": "lock_ttl (a lease is renewed while its task runs)",
+    "raise_on_duplicate": 'on_duplicate="raise"',
+    "once": "unique_on, lock_ttl and on_duplicate",
+    "ttl": "lock_ttl",
+    "unique": "unique_on",
+    "unique_key": "unique_on or lock_key",
+}
+#: Settings of celery-singleton.
+_FOREIGN_SETTINGS = {
+    "singleton_backend_url": "singleton_lock_url",
+    "singleton_backend_class": "singleton_lock_url",
+    "singleton_backend_kwargs": "singleton_lock_url",
+    "singleton_key_prefix": "singleton_lock_prefix",
+    "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise"',
+    "singleton_lock_expiry": "singleton_lock_ttl (a lease is renewed while its task runs)",
+}
+
+
+def refuse_unknown_options(task: str, attributes: Mapping[str, Any]) -> None:
+    """Refuse data attributes that resemble an option. Functions and methods may have any name."""
+    for name, value in attributes.items():
+        if name in TASK_OPTIONS or not _is_data(value):
+            continue
+        if name in _FOREIGN_OPTIONS:
+            raise ConfigurationError(f"task {task}: {name}={value!r}: use {_FOREIGN_OPTIONS[name]} instead")
+        is_setting = name in SETTING_NAMES
+        hint = _hint(name.removeprefix("singleton_") if is_setting else name, TASK_OPTIONS)
+        if hint or is_setting or name.startswith(("lock_", "on_lock_")):
+            raise ConfigurationError(f"task {task}: {name}={value!r}: there is no such option{hint}")
+
+
+def refuse_unknown_settings(conf: Any) -> None:
+    """Refuse settings that resemble ours and have no effect. Their values are not shown: they may hold a password."""
+    keys = [str(key) for key in conf]  # Celery loads the configuration now
+    prefix = str(conf.prefix or "")  # of a namespace such as Django's: CELERY_
+    for key in keys:
+        name = key.lower().removeprefix(prefix.lower()).removeprefix("celery_")
+        if not name.startswith("singleton_"):
+            continue
+        spelt = (prefix + name).upper() if prefix.isupper() else prefix.lower() + name  # `celery.utils.text.match_case`
+        if name in SETTING_NAMES:
+            if key not in (name, spelt) and conf.get(name) is None:
+                raise ConfigurationError(f"setting {key} is not read: its name here is {spelt}")
+        elif (key == name or key.lower() == spelt.lower()) and _is_data(conf.get(key)):
+            if name not in _FOREIGN_SETTINGS:
+                raise ConfigurationError(f"setting {key}: there is no such setting{_hint(name, sorted(SETTING_NAMES))}")
+            if "celery_singleton" not in sys.modules:  # an app that imports it is moving from it to this library
+                raise ConfigurationError(f"setting {key} is celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Suggest the known name that is one edit away, if there is one."""
+    return next((f", do you mean {other}?" for other in known if _is_near(name, other)), "")
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Whether at most one letter was added, left out or replaced, or two neighbours were swapped."""
+    short, long = sorted((one, other), key=len)
+    first = next((place for place, letter in enumerate(short) if letter != long[place]), len(short))
+    short, long = short[first:], long[first:]
+    return long[1:] in (short, short[1:]) or (long[:2] == short[:2][::-1] and long[2:] == short[2:])
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is neither a function nor anything else that a class body or a module defines or imports."""
+    return isinstance(value, type) or not (
+        callable(value) or hasattr(value, "__get__") or isinstance(value, ModuleType)
+    )
