@@ -1,4 +1,4 @@
-"""The renewal thread's loop, its alarm, and the thread that tells users, in a process whose threads nobody has patched."""
+"""Native events, the loop of the renewal thread, and the thread that runs callbacks, without gevent or eventlet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT = 5.0
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Callable[[], object]]:
-    """Let this module's first start of a thread fail, as where no more are allowed; answers what was to be started."""
+    """Let this module's first start of a thread fail, as at a limit; return a list of all that it tried to start."""
     tried: list[Callable[[], object]] = []
 
     def start(target: Callable[[], object]) -> None:
@@ -37,32 +37,32 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Callable[
     return tried
 
 
-# -- alarm -------------------------------------------------------------------------------------
+# -- event -------------------------------------------------------------------------------------
 
 
-def test_alarm_ends_one_wait() -> None:
-    """Set before a wait, however often, it ends that one at once and no other; unset, the wait ends when its time is over."""
-    alarm = NativeEvent()
+def test_event_ends_one_wait() -> None:
+    """An event that was set once or several times ends the next wait only; other waits end after their time."""
+    event = NativeEvent()
     for _ in range(3):
-        alarm.set()
-    assert alarm.wait(WAIT) is True
-    assert alarm.wait(0.01) is False
-    assert alarm.wait(-1.0) is False
+        event.set()
+    assert event.wait(WAIT) is True
+    assert event.wait(0.01) is False
+    assert event.wait(-1.0) is False
 
 
 @pytest.mark.parametrize("seconds", [None, WAIT, 1e300, math.inf])
-def test_alarm_from_another_thread(seconds: float | None) -> None:
-    """It ends a wait under way, however long that was to be."""
-    alarm, answers, waiting = NativeEvent(), [], threading.Event()
+def test_event_from_another_thread(seconds: float | None) -> None:
+    """Another thread can end a wait of any length."""
+    event, answers, waiting = NativeEvent(), [], threading.Event()
 
     def wait() -> None:
         waiting.set()
-        answers.append(alarm.wait(seconds))
+        answers.append(event.wait(seconds))
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert waiting.wait(WAIT)
-    alarm.set()
+    event.set()
     thread.join(WAIT)
     assert [True] == answers
 
@@ -71,7 +71,7 @@ def test_alarm_from_another_thread(seconds: float | None) -> None:
 
 
 def test_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the thread cannot be started the caller learns of it; the next wake starts it, and then it is the only one."""
+    """A thread that cannot be started is an error for the caller; the next `wake` starts it, and only once."""
     tried = failing_once(monkeypatch, renewal)
     steps: list[int] = []
 
@@ -91,7 +91,7 @@ def test_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wake_during_a_step_is_not_lost() -> None:
-    """Whoever wakes the thread during a step that then finds nothing due gets a step of his own."""
+    """A `wake` during a step leads to another step, even if the first one finds nothing due."""
     steps: list[int] = []
 
     def step() -> float:
@@ -105,12 +105,12 @@ def test_wake_during_a_step_is_not_lost() -> None:
     until(lambda: len(steps) >= 2, timeout=WAIT)
 
 
-# -- hub ---------------------------------------------------------------------------------------
+# -- callbacks ---------------------------------------------------------------------------------------
 
 
 def test_callbacks_run_in_order_in_one_other_thread() -> None:
-    """One after the other, as they were given, in a thread that is not the caller's; a failing one keeps none away."""
-    hub, seen = CallbackRunner(), []
+    """Callbacks run in their order in one other thread, also after one that fails."""
+    runner, seen = CallbackRunner(), []
 
     def note(number: int) -> None:
         seen.append((number, threading.get_ident()))
@@ -118,7 +118,7 @@ def test_callbacks_run_in_order_in_one_other_thread() -> None:
             raise RuntimeError("a receiver of the user's")
 
     for number in range(50):
-        hub.call(lambda number=number: note(number))  # type: ignore[misc]
+        runner.call(lambda number=number: note(number))  # type: ignore[misc]
     until(lambda: len(seen) == 50, timeout=WAIT)
     assert list(range(50)) == [number for number, _ in seen]
     (thread,) = {thread for _, thread in seen}
@@ -127,9 +127,9 @@ def test_callbacks_run_in_order_in_one_other_thread() -> None:
 
 @pytest.mark.parametrize("way", ["call", "call_in_loop"])
 def test_slow_callback_keeps_no_caller(way: str) -> None:
-    """A call returns at once while a callback is under way, and those behind it wait for its end."""
-    hub, go, seen = CallbackRunner(), threading.Event(), []
-    call = getattr(hub, way)
+    """A call returns at once while another callback runs; its own callback waits for the end of that one."""
+    runner, go, seen = CallbackRunner(), threading.Event(), []
+    call = getattr(runner, way)
     call(lambda: seen.append(go.wait(WAIT)))
     call(lambda: seen.append("second"))
     time.sleep(0.05)  # for a second thread, if there were one
@@ -139,55 +139,55 @@ def test_slow_callback_keeps_no_caller(way: str) -> None:
     assert [True, "second"] == seen
 
 
-def test_telling_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be told for want of a thread is told with the next."""
+def test_callback_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback whose thread could not be started runs with the next one."""
     tried = failing_once(monkeypatch, native)
-    hub, seen = CallbackRunner(), []
+    runner, seen = CallbackRunner(), []
     with pytest.raises(RuntimeError, match="new thread"):
-        hub.call(lambda: seen.append(1))
-    hub.call(lambda: seen.append(2))
+        runner.call(lambda: seen.append(1))
+    runner.call(lambda: seen.append(2))
     until(lambda: len(seen) == 2, timeout=WAIT)
     assert [1, 2] == seen
     assert 2 == len(tried)
 
 
 def test_no_thread_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that has nothing to tell starts no thread."""
+    """Without a callback there is no thread."""
     monkeypatch.setattr(native, "start_native_thread", lambda target: pytest.fail("started"))
     CallbackRunner()
 
 
-class Told:
+class Receiver:
     """Listens to a renewer as a user's slow or failing receivers do."""
 
-    def __init__(self, tell: Callable[[], object]) -> None:
-        self._tell = tell
+    def __init__(self, receive: Callable[[], object]) -> None:
+        self._receive = receive
 
     def renewed(self, lease: Lease) -> None: ...
 
     def lost(self, lease: Lease) -> None:
-        self._tell()
+        self._receive()
 
     def reacquired(self, lease: Lease) -> None:
-        self._tell()
+        self._receive()
 
     def unreachable(self, lease: Lease, error: StoreError) -> None: ...
 
 
 @pytest.fixture
-def three(clock: Clock) -> Callable[[Told], tuple[Renewer, list[Lease]]]:
-    """Makes a renewer with three leases due, of which the first was taken by an operator and another, the second forgotten."""
+def three(clock: Clock) -> Callable[[Receiver], tuple[Renewer, list[Lease]]]:
+    """Return a function that makes a renewer with three due leases: one revoked, one missing in the store, one intact."""
 
-    def make(told: Told) -> tuple[Renewer, list[Lease]]:
+    def make(receiver: Receiver) -> tuple[Renewer, list[Lease]]:
         store = MemoryStore(clock)
-        renewer = Renewer(store, store, CallbackRunner(), told, clock)
+        renewer = Renewer(store, store, CallbackRunner(), receiver, clock)
         renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
         leases = []
         for number in range(3):
-            claim = LeaseRequest("b:{x}", f"d{number}", f"t{number}", 12.0)
-            verdict = store.acquire(claim)
-            lease = Lease(claim.lock, claim)
-            lease.granted(clock(), verdict.fence, renewer.verify)
+            wanted = LeaseRequest("b:{x}", f"d{number}", f"t{number}", 12.0)
+            result = store.acquire(wanted)
+            lease = Lease(wanted.lock, wanted)
+            lease.granted(clock(), result.fence, renewer.verify)
             renewer.add(lease)
             leases.append(lease)
         store.revoke("b:{x}", leases[0].key)
@@ -200,9 +200,9 @@ def three(clock: Clock) -> Callable[[Told], tuple[Renewer, list[Lease]]]:
 
 
 def test_slow_receiver_delays_no_renewal(three: Any, clock: Clock) -> None:
-    """While a receiver of one lease's loss is busy the other leases are renewed."""
+    """While a receiver of `lost` is busy, the other leases are renewed."""
     go, seen = threading.Event(), []
-    renewer, leases = three(Told(lambda: seen.append(go.wait(WAIT))))
+    renewer, leases = three(Receiver(lambda: seen.append(go.wait(WAIT))))
     renewer.renew_due()
     assert [] == seen
     assert [True, False, False] == [lease.lost for lease in leases]
@@ -212,14 +212,14 @@ def test_slow_receiver_delays_no_renewal(three: Any, clock: Clock) -> None:
 
 
 def test_failing_receiver_delays_no_renewal(three: Any, clock: Clock) -> None:
-    """A receiver that fails keeps no other lease of the same batch from being renewed."""
+    """When a receiver fails, the other leases of the same batch are renewed."""
     seen = []
 
     def fail() -> None:
         seen.append(1)
         raise RuntimeError("a receiver of the user's")
 
-    renewer, leases = three(Told(fail))
+    renewer, leases = three(Receiver(fail))
     renewer.renew_due()
     assert [clock() + 12.0] * 2 == [lease.deadline for lease in leases[1:]]
     until(lambda: len(seen) == 2, timeout=WAIT)
