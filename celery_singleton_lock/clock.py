@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-if hasattr(time, "CLOCK_BOOTTIME"):  # Linux: also counts the time that a machine was suspended
+if hasattr(time, "CLOCK_BOOTTIME"):  # Linux: also counts the time that the machine was suspended
 
     def now() -> float:
-        """Seconds on a clock that no one sets."""
+        """Return the seconds of a clock that nobody can set."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 else:  # pragma: no cover

@@ -1,4 +1,4 @@
-"""The log of this library. Ids and names come with messages, so that control characters in them must not make lines."""
+"""The logger of this library. It escapes control characters in ids and names, as they come with messages."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def _escaped(argument: Any) -> Any:
         return argument
     try:
         text = str(argument)
-    except Exception:  # handlers know how to deal with it
+    except Exception:  # logging reports it
         return argument
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-class _Escape(logging.Filter):
+class _EscapeArguments(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
             record.args = tuple(_escaped(argument) for argument in record.args)
@@ -26,4 +26,4 @@ class _Escape(logging.Filter):
 
 
 logger = logging.getLogger("celery_singleton_lock")
-logger.addFilter(_Escape())
+logger.addFilter(_EscapeArguments())

@@ -1,4 +1,4 @@
-"""What a native thread needs in a process whose threading may be patched by gevent or eventlet."""
+"""Threads, locks and callbacks that work in a process whose threading gevent or eventlet has patched."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -14,7 +15,7 @@ Callback = Callable[[], object]
 
 
 def patched_by() -> str:
-    """``"gevent"`` or ``"eventlet"`` where that library has patched this process's threads, else an empty string."""
+    """Return ``"gevent"`` or ``"eventlet"`` if that library has patched this process's threads, else an empty string."""
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
         return "gevent"
@@ -24,37 +25,35 @@ def patched_by() -> str:
     return ""
 
 
-def _native() -> Any:
-    """The `_thread` functions as they were before any patch."""
-    kind = patched_by()
-    if kind == "gevent":
-        names = ("start_new_thread", "allocate_lock")
-        found = sys.modules["gevent.monkey"].get_original("_thread", list(names))
-        return type("native", (), {name: staticmethod(f) for name, f in zip(names, found, strict=True)})
-    if kind == "eventlet":
-        return sys.modules["eventlet.patcher"].original("_thread")
-    return _thread
+def _unpatched(name: str) -> Any:
+    """Return this function of `_thread` as it was before any patch."""
+    library = patched_by()
+    if library == "gevent":
+        return sys.modules["gevent.monkey"].get_original("_thread", name)
+    if library == "eventlet":
+        return getattr(sys.modules["eventlet.patcher"].original("_thread"), name)
+    return getattr(_thread, name)
 
 
 def start_native_thread(target: Callback) -> None:
     """Start an operating-system thread that never keeps the process from ending."""
-    _native().start_new_thread(target, ())
+    _unpatched("start_new_thread")(target, ())
 
 
 def native_lock() -> Any:
-    """A lock that blocks the operating-system thread."""
-    return _native().allocate_lock()
+    """Return a lock that blocks the operating-system thread."""
+    return _unpatched("allocate_lock")()
 
 
 class NativeEvent:
-    """A wake-up call for one waiting native thread, set from any thread or greenlet without blocking."""
+    """Wakes one waiting native thread. Any thread or greenlet can set it without blocking."""
 
     def __init__(self) -> None:
         self._lock = native_lock()
         self._lock.acquire()
 
     def wait(self, seconds: float | None) -> bool:
-        """Return true when the alarm is set, or false after so many seconds (None: only when it is set)."""
+        """Return true once the event is set, or false after so many seconds (None: never)."""
         return bool(self._lock.acquire(True, -1 if seconds is None else min(max(seconds, 0.0), _thread.TIMEOUT_MAX)))
 
     def set(self) -> None:
@@ -64,87 +63,86 @@ class NativeEvent:
 
 
 class CallbackRunner:
-    """Where the renewal thread lets callbacks run that log or meet user code, which may be slow.
+    """Runs callbacks for the renewal thread that log or call user code, which may be slow.
 
-    `call` runs them one after the other in a thread of their own; in gevent and eventlet workers each in a new greenlet of the
-    thread that made this object: logging and user code hold patched locks there, which a native thread must not wait for.
-    `call_in_loop` runs one in the loop's own greenlet, the only place to throw into another greenlet from.
-    `end` gives up what the hub has started, once it has run the callbacks that wait.
+    `call` runs them one after the other in a thread of their own. In gevent and eventlet workers each runs in a new greenlet of
+    the thread that made this object: logging and user code hold patched locks, which a native thread must not wait for.
+    `call_in_loop` runs a callback in the loop's own greenlet, the only one that can throw into others.
+    `end` ends what this object has started, after the callbacks that wait.
     """
 
     def __init__(self) -> None:
-        makers = {"gevent": _gevent_calls, "eventlet": _eventlet_calls}
-        self.call, self.call_in_loop, self.end = makers.get(patched_by(), _thread_calls)()
+        library = patched_by()
+        if library == "gevent":
+            from gevent import get_hub, spawn
+
+            run: Any = get_hub().loop.run_callback_threadsafe
+            self.call: Callable[[Callback], None] = partial(run, spawn)
+            self.call_in_loop: Callable[[Callback], None] = run
+            self.end: Callable[[], None] = lambda: None
+        elif library == "eventlet":
+            from eventlet import spawn_n
+
+            loop = _EventletLoop()
+            self.call_in_loop, self.end = loop.call, loop.end
+            self.call = lambda callback: loop.call(partial(spawn_n, callback))
+        else:
+            thread = _CallbackThread()
+            self.call = self.call_in_loop = thread.call
+            self.end = thread.end
 
 
-Caller = Callable[[Callback], None]
-Calls = tuple[Caller, Caller, Callable[[], None]]
+class _CallbackThread:
+    def __init__(self) -> None:
+        self._callbacks: SimpleQueue[Callback | None] = SimpleQueue()
+        self._mutex = native_lock()
+        self._started = False
 
+    def call(self, callback: Callback) -> None:
+        self._callbacks.put(callback)
+        with self._mutex:
+            if not self._started:
+                start_native_thread(self._run)
+                self._started = True
 
-def _thread_calls() -> Calls:
-    waiting: SimpleQueue[Callback | None] = SimpleQueue()
-    started: list[bool] = []
-    mutex = native_lock()
+    def end(self) -> None:
+        with self._mutex:
+            if self._started:
+                self._callbacks.put(None)
+                self._started = False
 
-    def run() -> None:
-        while (callback := waiting.get()) is not None:
+    def _run(self) -> None:
+        while (callback := self._callbacks.get()) is not None:
             with suppress(BaseException):  # an error in a user's log filter, say
                 callback()
 
-    def call(callback: Callback) -> None:
-        waiting.put(callback)
-        with mutex:
-            if not started:
-                start_native_thread(run)
-                started.append(True)
 
-    def end() -> None:
-        with mutex:
-            if started:
-                waiting.put(None)
-                started.clear()
+class _EventletLoop:
+    """Lets other threads call in eventlet's loop: a greenlet waits for the byte that such a thread writes to a socket."""
 
-    return call, call, end
+    def __init__(self) -> None:
+        from eventlet import hubs, spawn_n
+        from eventlet.green import socket
 
+        self._schedule = hubs.get_hub().schedule_call_global
+        self._thread = _unpatched("get_ident")()
+        self._callbacks: deque[Callback] = deque()
+        self._reader, self._writer = socket.socketpair()
+        self._write = sys.modules["eventlet.patcher"].original("os").write
+        spawn_n(self._run)
 
-def _gevent_calls() -> Calls:
-    import gevent
-
-    loop = gevent.get_hub().loop
-    return (
-        lambda callback: loop.run_callback_threadsafe(gevent.spawn, callback),
-        loop.run_callback_threadsafe,
-        lambda: None,
-    )
-
-
-def _eventlet_calls() -> Calls:
-    import eventlet
-    from eventlet.green import socket
-
-    waiting: deque[Callback] = deque()
-    reader, writer = socket.socketpair()
-    write = sys.modules["eventlet.patcher"].original("os").write
-    schedule = eventlet.hubs.get_hub().schedule_call_global
-    get_ident = _native().get_ident
-    loop_thread = get_ident()
-
-    def agent() -> None:
-        while reader.recv(64):
-            while waiting:
-                eventlet.spawn_n(waiting.popleft())
-        reader.close()
-
-    def call(callback: Callback) -> None:
-        waiting.append(callback)
-        write(writer.fileno(), b"x")  # one byte into a near-empty buffer never blocks
-
-    eventlet.spawn_n(agent)
-
-    def call_in_loop(callback: Callback) -> None:
-        if get_ident() == loop_thread:  # at once: by way of the agent, any greenlet that is ready would run first
-            schedule(0, callback)
+    def call(self, callback: Callback) -> None:
+        if _unpatched("get_ident")() == self._thread:  # at once: before `_run` any greenlet that is ready would run
+            self._schedule(0, callback)
         else:
-            call(lambda: schedule(0, callback))
+            self._callbacks.append(callback)
+            self._write(self._writer.fileno(), b"x")  # one byte into a nearly empty buffer never blocks
 
-    return call, call_in_loop, writer.close
+    def end(self) -> None:
+        self._writer.close()
+
+    def _run(self) -> None:
+        while self._reader.recv(64):
+            while self._callbacks:
+                self._schedule(0, self._callbacks.popleft())
+        self._reader.close()

@@ -1,29 +1,27 @@
-"""Signals that tell what happens to locks.
+"""Celery signals about locks. Their sender is the task.
 
-The sender is the task. A receiver that fails is logged by Celery and never hurts a lock. `lock_lost`, `lock_renewed` and the
-`store_error` of a renewal are sent from a thread of their own, in gevent and eventlet workers from a greenlet; the others from
-where the task runs.
+Celery logs a receiver that fails; this never harms a lock. `lock_lost`, `lock_renewed` and the `store_error` of a renewal are
+sent from a thread of their own (gevent, eventlet: from a greenlet), the others from where the task runs.
 """
 
 from __future__ import annotations
 
 from celery.utils.dispatch import Signal
 
-#: ``lease``: a body is about to start under this lease.
+#: ``lease``: the lock was acquired, and the body is about to start.
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
-#: ``lease``: the body is over and its lease has been given back. Not sent where the store could not be reached then, nor of a
-#: lease that had been lost.
+#: ``lease``: the body has ended and its lock was released. Not sent for a lost lease, nor if the store was unreachable.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
-#: ``lease``: its expiry was put off.
+#: ``lease``: the lease was renewed.
 lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 
-#: ``lease``: it ended while its body still went on. Sent once for a lease.
+#: ``lease``: the lease was lost while its body still ran. Sent once for each lease.
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
-#: ``key``, ``task_id``, ``holder``, ``policy``: a duplicate was met, and this policy decides. Sent once per decision.
+#: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision.
 duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy"})
 
-#: ``key``, ``task_id``, ``error``: the store did not answer, or refused.
+#: ``key``, ``task_id``, ``error``: the store was unreachable, or refused a command.
 store_error = Signal(name="store_error", providing_args={"key", "task_id", "error"})

@@ -162,7 +162,7 @@ def test_warned_body_goes_on(tell: Callable[[str], Story]) -> None:
 
 
 def test_raise_ends_the_body(tell: Callable[[str], Story]) -> None:
-    """Under raise LockLost ends the body, though it was asleep in a call, soon after wake-up."""
+    """Under raise, LockLost ends the body soon after wake-up, even in a blocking call."""
     story = tell("told")
     (error,) = story.of("error", story.first)
     assert "LockLost" == error["error"]

@@ -1,4 +1,4 @@
-"""The clock of deadlines: it goes on while the machine is suspended."""
+"""The clock of deadlines also counts the time that a machine is suspended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ boottime = pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="no cl
 
 
 class Machine:
-    """This one, but for how long it was suspended: of all its clocks CLOCK_BOOTTIME alone counts that."""
+    """Pretends that this machine was suspended: only CLOCK_BOOTTIME counts that time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.suspended = 0.0
@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 @boottime
 def test_clock_counts_suspended_time(machine: Machine) -> None:
-    """An hour of suspension is an hour on the clock."""
+    """An hour of suspension counts as an hour."""
     before = clock.now()
     machine.suspended = 3600.0
     assert 3600 <= clock.now() - before < 3610
@@ -44,7 +44,7 @@ def test_clock_counts_suspended_time(machine: Machine) -> None:
 
 @boottime
 def test_lease_ends_while_the_machine_is_suspended(singleton: Callable[..., Any], machine: Machine) -> None:
-    """A body whose machine was suspended for longer than the TTL knows that its lease is over, without asking the store."""
+    """After a suspension longer than the TTL, `lease.held` is false without a call to the store."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> list[bool]:
@@ -57,7 +57,7 @@ def test_lease_ends_while_the_machine_is_suspended(singleton: Callable[..., Any]
 
 
 def test_clock_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no clock counts suspended time, it is one that no one sets."""
+    """Without a clock that counts suspended time, the clock is the monotonic one."""
     monkeypatch.setitem(sys.modules, "time", SimpleNamespace(monotonic=lambda: 12.0))
     names: dict[str, Any] = {}
     exec(Path(clock.__file__).read_text(), names)

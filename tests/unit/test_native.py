@@ -1,4 +1,4 @@
-"""The renewal thread's loop, its alarm, and the thread that tells users, in a process whose threads nobody has patched."""
+"""Native events, the loop of the renewal thread, and the thread that runs callbacks, without gevent or eventlet."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from celery_singleton_lock import native
 from celery_singleton_lock.native import CallbackRunner, NativeEvent, start_native_thread
 from celery_singleton_lock.renewal import loop as loop_module
-from celery_singleton_lock.renewal.renewer import BackgroundLoop
+from celery_singleton_lock.renewal.loop import BackgroundLoop
 from tests.servers import until
 
 WAIT = 5.0
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Callable[[], object]]:
-    """Let this module's first start of a thread fail, as where no more are allowed; answers what was to be started."""
+    """Let this module's first start of a thread fail, as at a limit; return a list of all that it tried to start."""
     tried: list[Callable[[], object]] = []
 
     def start(target: Callable[[], object]) -> None:
@@ -33,32 +33,32 @@ def failing_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Callable[
     return tried
 
 
-# -- alarm -------------------------------------------------------------------------------------
+# -- event -------------------------------------------------------------------------------------
 
 
-def test_alarm_ends_one_wait() -> None:
-    """Set before a wait, however often, it ends that one at once and no other; unset, the wait ends when its time is over."""
-    alarm = NativeEvent()
+def test_event_ends_one_wait() -> None:
+    """An event that was set once or several times ends the next wait only; other waits end after their time."""
+    event = NativeEvent()
     for _ in range(3):
-        alarm.set()
-    assert alarm.wait(WAIT) is True
-    assert alarm.wait(0.01) is False
-    assert alarm.wait(-1.0) is False
+        event.set()
+    assert event.wait(WAIT) is True
+    assert event.wait(0.01) is False
+    assert event.wait(-1.0) is False
 
 
 @pytest.mark.parametrize("seconds", [None, WAIT, 1e300, math.inf])
-def test_alarm_from_another_thread(seconds: float | None) -> None:
-    """It ends a wait under way, however long that was to be."""
-    alarm, answers, waiting = NativeEvent(), [], threading.Event()
+def test_event_from_another_thread(seconds: float | None) -> None:
+    """Another thread can end a wait of any length."""
+    event, answers, waiting = NativeEvent(), [], threading.Event()
 
     def wait() -> None:
         waiting.set()
-        answers.append(alarm.wait(seconds))
+        answers.append(event.wait(seconds))
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert waiting.wait(WAIT)
-    alarm.set()
+    event.set()
     thread.join(WAIT)
     assert [True] == answers
 
@@ -67,7 +67,7 @@ def test_alarm_from_another_thread(seconds: float | None) -> None:
 
 
 def test_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the thread cannot be started the caller learns of it; the next wake starts it, and then it is the only one."""
+    """A thread that cannot be started is an error for the caller; the next `wake` starts it, and only once."""
     tried = failing_once(monkeypatch, loop_module)
     steps: list[int] = []
 
@@ -87,7 +87,7 @@ def test_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_wake_during_a_step_is_not_lost() -> None:
-    """Whoever wakes the thread during a step that then finds nothing due gets a step of his own."""
+    """A `wake` during a step leads to another step, even if the first one finds nothing due."""
     steps: list[int] = []
 
     def step() -> float:
@@ -101,12 +101,12 @@ def test_wake_during_a_step_is_not_lost() -> None:
     until(lambda: len(steps) >= 2, timeout=WAIT)
 
 
-# -- hub ---------------------------------------------------------------------------------------
+# -- callbacks ---------------------------------------------------------------------------------------
 
 
 def test_callbacks_run_in_order_in_one_other_thread() -> None:
-    """One after the other, as they were given, in a thread that is not the caller's; a failing one keeps none away."""
-    hub, seen = CallbackRunner(), []
+    """Callbacks run in their order in one other thread, also after one that fails."""
+    runner, seen = CallbackRunner(), []
 
     def note(number: int) -> None:
         seen.append((number, threading.get_ident()))
@@ -114,7 +114,7 @@ def test_callbacks_run_in_order_in_one_other_thread() -> None:
             raise RuntimeError("a receiver of the user's")
 
     for number in range(50):
-        hub.call(lambda number=number: note(number))  # type: ignore[misc]
+        runner.call(lambda number=number: note(number))  # type: ignore[misc]
     until(lambda: len(seen) == 50, timeout=WAIT)
     assert list(range(50)) == [number for number, _ in seen]
     (thread,) = {thread for _, thread in seen}
@@ -123,9 +123,9 @@ def test_callbacks_run_in_order_in_one_other_thread() -> None:
 
 @pytest.mark.parametrize("way", ["call", "call_in_loop"])
 def test_slow_callback_keeps_no_caller(way: str) -> None:
-    """A call returns at once while a callback is under way, and those behind it wait for its end."""
-    hub, go, seen = CallbackRunner(), threading.Event(), []
-    call = getattr(hub, way)
+    """A call returns at once while another callback runs; its own callback waits for the end of that one."""
+    runner, go, seen = CallbackRunner(), threading.Event(), []
+    call = getattr(runner, way)
     call(lambda: seen.append(go.wait(WAIT)))
     call(lambda: seen.append("second"))
     time.sleep(0.05)  # for a second thread, if there were one
@@ -135,19 +135,19 @@ def test_slow_callback_keeps_no_caller(way: str) -> None:
     assert [True, "second"] == seen
 
 
-def test_telling_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be told for want of a thread is told with the next."""
+def test_callback_thread_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A callback whose thread could not be started runs with the next one."""
     tried = failing_once(monkeypatch, native)
-    hub, seen = CallbackRunner(), []
+    runner, seen = CallbackRunner(), []
     with pytest.raises(RuntimeError, match="new thread"):
-        hub.call(lambda: seen.append(1))
-    hub.call(lambda: seen.append(2))
+        runner.call(lambda: seen.append(1))
+    runner.call(lambda: seen.append(2))
     until(lambda: len(seen) == 2, timeout=WAIT)
     assert [1, 2] == seen
     assert 2 == len(tried)
 
 
 def test_no_thread_before_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that has nothing to tell starts no thread."""
+    """Without a callback there is no thread."""
     monkeypatch.setattr(native, "start_native_thread", lambda target: pytest.fail("started"))
     CallbackRunner()
