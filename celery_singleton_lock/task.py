@@ -78,9 +78,8 @@ class SingletonMixin:
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = tuple(throws) if DuplicateTask in throws else (*throws, DuplicateTask)
             _install(cls)
-            app.steps["worker"].add(
-                "celery_singleton_lock.worker.bootstep:SingletonStep"
-            )  # publishers do not import it
+            # By name, as a publisher should not import it.
+            app.steps["worker"].add("celery_singleton_lock.worker.bootstep:SingletonStep")
             connect()
         return bound
 
@@ -91,34 +90,34 @@ class SingletonMixin:
         return execution.lease if execution else Lease("")
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
-        """The lock key of a call with these arguments.
+        """Return the lock key of a call with these arguments.
 
         Raises:
             TypeError: they do not fit the task.
             SignatureError: one of them has no stable form.
             ConfigurationError: there is no store.
         """
-        plan = config_for(self)
-        return f"{plan.base}:lock:{plan.digest(args, kwargs)}"
+        config = config_for(self)
+        return f"{config.base}:lock:{config.digest(args, kwargs)}"
 
     def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Who holds the lock of a call with these arguments, without queueing for it.
+        """Return who holds the lock of a call with these arguments; None: it is free.
 
         Raises:
-            StoreError: the store could not be asked.
+            StoreError: the store is unreachable, or refused.
         """
         return context_of(self.app).store.holder(self.lock_key_for(*args, **kwargs))
 
     def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Take the lock of a call from its holder, who will find it lost; answers who that was.
+        """Revoke the lock of a call from its holder, who is notified; return who that was.
 
         Raises:
-            StoreError: the store could not be asked.
+            StoreError: the store is unreachable, or refused.
         """
         return context_of(self.app).store.revoke(config_for(self).base, self.lock_key_for(*args, **kwargs))
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
-        """Called by a worker for each of its tasks; gives each delivery an attempt of its own."""
+        """Have each delivery get a token. Celery calls this in a worker for each of its tasks."""
         if getattr(type(self).__call__, "_singleton", False):
             self.Request = request_class(self.Request, app, consumer)
         return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
@@ -131,7 +130,7 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
 
 
 def _install(cls: Any) -> None:
-    """Put the lock around whatever this class calls its body, even where a subclass does not call ``super()``."""
+    """Put the lock around `__call__` and `before_start`, even where a subclass overrides them without ``super()``."""
     if not getattr(cls.__dict__.get("__call__"), "_singleton", False):
         cls.__call__ = _guarded(cls)
     if _defined_in(cls, "before_start") is not Task and not hasattr(cls.__dict__.get("before_start"), "_singleton"):
@@ -143,7 +142,7 @@ def _defined_in(cls: Any, name: str) -> Any:
 
 
 def _guarded(cls: Any) -> Any:
-    """What the tracer calls: takes the lock, unless the call comes from user code."""
+    """Return what the tracer calls: it runs the body under the lock, unless user code calls it."""
     original = getattr(cls.__call__, "_original", None if _defined_in(cls, "__call__") is Task else cls.__call__)
 
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,9 +163,7 @@ def _guarded(cls: Any) -> Any:
             self.before_start(request.id, args, kwargs)
             if original is not None:
                 return original(self, *args, **kwargs)
-            request._protected = (
-                1  # as `celery.app.trace._install_stack_protection` (5.7): from now on a call is a direct one
-            )
+            request._protected = 1  # as `celery.app.trace._install_stack_protection` (5.7): further calls are direct
             return self.run(*args, **kwargs)
 
         try:
@@ -174,7 +171,7 @@ def _guarded(cls: Any) -> Any:
         except TaskPredicate as answer:
             if has_begun:
                 raise
-            raise answer.with_traceback(None)  # noqa: B904 - the tracer spends 0.1 to 0.2 ms on each frame, for nobody
+            raise answer.with_traceback(None)  # noqa: B904 - the tracer spends 0.1 to 0.2 ms on each frame
 
     guarded._singleton = True  # type: ignore[attr-defined]
     guarded._original = original  # type: ignore[attr-defined]
@@ -182,7 +179,7 @@ def _guarded(cls: Any) -> Any:
 
 
 def _inside(original: Any) -> Any:
-    """`before_start` is called by the tracer before the lock is taken; it is left out then, and called under the lock."""
+    """Return a `before_start` that does nothing when the tracer calls it, before the lock is acquired."""
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
         if hasattr(self.request_stack.top, EXECUTION):

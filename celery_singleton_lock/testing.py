@@ -53,7 +53,7 @@ def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     digest, token = config.digest(args, kwargs), os.urandom(16).hex()
     wanted = LeaseRequest(config.base, digest, token, 3600.0, "held-by-test", "test", os.getpid())
     result = store.acquire(wanted)
-    assert result.answer is AcquireStatus.GRANTED, f"{wanted.lock} is held by {result.holder}"
+    assert result.status is AcquireStatus.GRANTED, f"{wanted.lock} is held by {result.holder}"
     try:
         yield Holder(wanted.task_id, wanted.node, wanted.pid, 0.0, wanted.ttl)
     finally:

@@ -71,7 +71,7 @@ class AcquireStatus(Enum):
 class AcquireResult:
     """The answer to a request, with the lease's fence if granted, and with the holder if held."""
 
-    answer: AcquireStatus
+    status: AcquireStatus
     holder: Holder | None = None
     fence: int = 0
 

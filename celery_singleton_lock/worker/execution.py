@@ -86,7 +86,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         handle_store_error(task, request, config.options, wanted.lock, error)
         execution.lease = Lease(wanted.lock)
         return body()
-    if result.answer is not AcquireStatus.GRANTED:
+    if result.status is not AcquireStatus.GRANTED:
         state.unreleased = False
         return handle_duplicate(task, request, config.options, wanted, result)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
@@ -104,7 +104,7 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
     for _ in range(2):
         sent_at = now()
         result = context.store.acquire(wanted)
-        if result.answer is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
+        if result.status is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
             return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")
 

@@ -37,7 +37,7 @@ def handle_duplicate(
     """
     key, holder = lease_request.lock, result.holder or Holder()
     error = DuplicateTask(key, holder)  # its text says who holds the lock
-    if result.answer is AcquireStatus.COMPLETED:
+    if result.status is AcquireStatus.COMPLETED:
         logger.info("Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, key)
         raise Ignore("another delivery of this task succeeded")
     if holder.task_id == request.id and not request.is_eager:

@@ -44,7 +44,7 @@ def traced(env: WorkerEnvironment, result: AsyncResult, tag: str | None = None) 
 
 def sent(env: WorkerEnvironment) -> Counter[str]:
     """Return what the worker's integration would have sent, by kind, up to the end of what runs now."""
-    env.settle_node(env.worker.worker_queue)
+    env.finish_node(env.worker.worker_queue)
     return Counter(event["what"] for event in env.recorder.events(f"sent-{env.worker.worker_queue}"))
 
 
@@ -83,7 +83,7 @@ def test_retry(env: WorkerEnvironment) -> None:
     postponed(env, duplicate)
     env.let_go()
     assert "done" == env.get(duplicate)
-    env.record_outcome(duplicate.id)
+    env.finish(duplicate.id)
     assert [holder.id, duplicate.id] == [start["id"] for start in env.starts()]
 
 
@@ -121,14 +121,14 @@ def test_counts(env: WorkerEnvironment) -> None:
         duplicate = send(env, "retry")
         postponed(env, duplicate)
     env.get(duplicate)
-    env.record_outcome(duplicate.id)
+    env.finish(duplicate.id)
     ours, signals = sent(env) - before, told(env, duplicate.id)
 
     acts = (*("retry",) * signals["task_retry"], "return")
     control, before = env.other_tag("control"), sent(env)
     plain = send(env, "plain", control, acts=acts, seconds=0.2)
     env.get(plain)
-    env.record_outcome(plain.id)
+    env.finish(plain.id)
     assert ours
     assert told(env, plain.id) == signals
     assert 1 == signals["task_success"]
@@ -144,6 +144,6 @@ def test_redelivery(env: WorkerEnvironment) -> None:
     env.let_go()
     env.worker.wait_for_lines(result.id, "dropped: another delivery of it")
     assert "held" == env.get(result)
-    env.record_outcome(result.id)
+    env.finish(result.id)
     assert [result.id] == [start["id"] for start in env.starts()]
     until(lambda: not env.app.backend.client.keys(f"*{env.key('skip')}*"), "nothing is left")

@@ -39,7 +39,7 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
         )
         other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, lease_request.task_id)
         store.release(other, success=True)  # nobody's token frees nothing
-        if store.acquire(lease_request).answer is not AcquireStatus.GRANTED:
+        if store.acquire(lease_request).status is not AcquireStatus.GRANTED:
             assert store.renew([lease_request]) != [RenewResult.RENEWED], "renewed without a lease"
             continue
         granted += 1

@@ -103,18 +103,18 @@ def test_provider_in_url(
     name = separator.join(named(provider).rsplit(".", 1))
     for login in ("", f"someone:{WRONG[0]}@"):
         url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
-        assert redis_store(url).acquire(lease_request(login)).answer is AcquireStatus.GRANTED
+        assert redis_store(url).acquire(lease_request(login)).status is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
 def test_provider_among_options(guarded: RedisServer, lease_request: MakeRequest, provider: Any) -> None:
     """It may come among the options too, as an object or a name; a URL's counts before it."""
     store = RedisStore(connector(guarded.url(), {"credential_provider": provider}))
-    assert store.acquire(lease_request("option")).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request("option")).status is AcquireStatus.GRANTED
     store.close()
     url = f"{guarded.url()}?credential_provider={named(AclUser)}"
     store = RedisStore(connector(url, {"credential_provider": Outdated(), "password": WRONG[0]}))
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
     store.close()
 
 
@@ -124,7 +124,7 @@ def test_provider_in_settings(guarded: RedisServer, lease_request: MakeRequest, 
     app = Celery("login", set_as_current=False)
     app.conf.update({"broker_url": "memory://", setting: f"{guarded.url()}?credential_provider={named(AclUser)}"})
     store = context_of(app).store
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
     store.close()
     app.close()
 
@@ -291,7 +291,7 @@ def by_sentinel(url: str, own: str | None = SENTINEL_PASSWORD, **options: Any) -
 def test_sentinel(sentinel: str, lease_request: MakeRequest, query: str, options: dict[str, Any]) -> None:
     """By way of Sentinel the server gets its login, also by a credential provider; the Sentinel has its own."""
     store = by_sentinel(sentinel + query, **options)
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
     store.close()
 
 

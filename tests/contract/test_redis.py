@@ -67,7 +67,7 @@ def test_no_script_is_loaded_beforehand(
     """The first call on a new server is granted, and a renewal of nothing changes nothing there."""
     store = redis_store(own_server().url())
     one = lease_request()
-    assert store.acquire(one).answer is AcquireStatus.GRANTED
+    assert store.acquire(one).status is AcquireStatus.GRANTED
     assert [RenewResult.RENEWED] == store.renew([one])
 
 
@@ -341,7 +341,7 @@ def test_restarted_server_is_used_again(
         store.renew([one])
     server.start()
     assert [RenewResult.MISSING] == store.renew([one])
-    assert store.acquire(one).answer is AcquireStatus.GRANTED
+    assert store.acquire(one).status is AcquireStatus.GRANTED
 
 
 def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
@@ -361,7 +361,7 @@ def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore
         try:
             for turn in range(20):
                 one = lease_request(f"{number}-{turn}")
-                assert store.acquire(one).answer is AcquireStatus.GRANTED
+                assert store.acquire(one).status is AcquireStatus.GRANTED
                 store.release(one, success=True)
         except Exception as error:
             failures.append(error)
@@ -618,7 +618,7 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, lease_request:
     app = Celery("fork", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url()
     ours = lease_request("parent")
-    assert context_of(app).store.acquire(ours).answer is AcquireStatus.GRANTED
+    assert context_of(app).store.acquire(ours).status is AcquireStatus.GRANTED
     children = []
     for number in range(3):
         pid = os.fork()
@@ -630,7 +630,7 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, lease_request:
             store = context_of(app).store
             for turn in range(50):
                 one = lease_request(f"{number}-{turn}")
-                assert store.acquire(one).answer is AcquireStatus.GRANTED
+                assert store.acquire(one).status is AcquireStatus.GRANTED
                 assert [RenewResult.RENEWED] == store.renew([one])
                 store.release(one, success=True)
             code = 0
@@ -688,7 +688,7 @@ def test_read_only_replica_is_an_outage(
     with pytest.raises(StoreUnavailable):
         store.acquire(lease_request())
     store._command("REPLICAOF", "NO", "ONE")
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
 
 def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
@@ -715,7 +715,7 @@ def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStor
         store.acquire(lease_request())
     store._command("SCRIPT", "KILL")
     until(lambda: serves(store), "the script has ended")
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
 
 def serves(store: RedisStore) -> bool:
@@ -813,7 +813,7 @@ def test_unix_socket(own_server: StartServer, redis_store: MakeStore, lease_requ
     try:
         one = lease_request()
         store = redis_store(f"redis+socket://{path}?virtual_host=4")
-        assert store.acquire(one).answer is AcquireStatus.GRANTED
+        assert store.acquire(one).status is AcquireStatus.GRANTED
         assert redis_store(server.url(4)).holder(one.lock) is not None
         assert redis_store(server.url(0)).holder(one.lock) is None
     finally:
@@ -882,7 +882,7 @@ def test_valkeys_spelling(redis_server: RedisServer, lease_request: MakeRequest,
     app = Celery("valkey", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url(3).replace("redis://", f"{place}://") + "?client_name=v"
     store, one = context_of(app).store, lease_request()
-    assert store.acquire(one).answer is AcquireStatus.GRANTED
+    assert store.acquire(one).status is AcquireStatus.GRANTED
     with Redis.from_url(redis_server.url(3)) as client:
         assert client.exists(one.lock)
         assert "v" in [listed["name"] for listed in client.client_list()]

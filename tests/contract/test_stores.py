@@ -21,7 +21,7 @@ def known(lease_request: LeaseRequest) -> LeaseRequest:
 
 
 def granted(store: LockStore, lease_request: LeaseRequest) -> bool:
-    return store.acquire(lease_request).answer is AcquireStatus.GRANTED
+    return store.acquire(lease_request).status is AcquireStatus.GRANTED
 
 
 def left(backing: Backing) -> list[str]:
@@ -32,7 +32,7 @@ def left(backing: Backing) -> list[str]:
 def take(store: LockStore, lease_request: LeaseRequest) -> int:
     """Acquire a free lock; answers the fence of the lease."""
     result = store.acquire(lease_request)
-    assert result.answer is AcquireStatus.GRANTED
+    assert result.status is AcquireStatus.GRANTED
     return result.fence
 
 
@@ -42,7 +42,7 @@ def take(store: LockStore, lease_request: LeaseRequest) -> int:
 def test_free_lock_is_granted(store: LockStore, lease_request: MakeRequest) -> None:
     """A free lock is granted, without a holder to name."""
     result = store.acquire(lease_request())
-    assert (AcquireStatus.GRANTED, None) == (result.answer, result.holder)
+    assert (AcquireStatus.GRANTED, None) == (result.status, result.holder)
 
 
 def test_held_lock_names_its_holder(backing: Backing, lease_request: MakeRequest) -> None:
@@ -50,7 +50,7 @@ def test_held_lock_names_its_holder(backing: Backing, lease_request: MakeRequest
     first = lease_request(ttl=20.0)
     assert granted(backing.store, first)
     result = backing.store.acquire(lease_request())
-    assert result.answer is AcquireStatus.HELD
+    assert result.status is AcquireStatus.HELD
     holder = result.holder
     assert holder is not None
     assert (first.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
@@ -415,7 +415,7 @@ def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: 
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     result = store.acquire(again)
-    assert result.answer is AcquireStatus.HELD
+    assert result.status is AcquireStatus.HELD
     assert result.holder is not None
     assert "same" == result.holder.task_id
     assert store.release(first, success=True)
@@ -428,7 +428,7 @@ def test_redelivery_between_release_and_result(store: LockStore, lease_request: 
     store.acquire(again)
     store.release(first, success=True)
     result = store.acquire(again)
-    assert result.answer is AcquireStatus.HELD
+    assert result.status is AcquireStatus.HELD
     assert result.holder is not None
     assert "same" == result.holder.task_id
     assert granted(store, lease_request())
@@ -441,8 +441,8 @@ def test_redelivery_after_success_is_dropped(store: LockStore, lease_request: Ma
     store.acquire(again)
     store.release(first, success=True)
     store.record_outcome(first, success=True)
-    assert store.acquire(again).answer is AcquireStatus.COMPLETED
-    assert store.acquire(lease_request(task_id="same", redelivered=True)).answer is AcquireStatus.COMPLETED
+    assert store.acquire(again).status is AcquireStatus.COMPLETED
+    assert store.acquire(lease_request(task_id="same", redelivered=True)).status is AcquireStatus.COMPLETED
     assert granted(store, lease_request())
 
 
@@ -470,11 +470,11 @@ def test_redelivery_waits_while_the_result_is_being_stored(backing: Backing, lea
     for _ in range(3):
         assert store.release(first, success=True)
         backing.wait(4.0)
-        assert store.acquire(again).answer is AcquireStatus.HELD
+        assert store.acquire(again).status is AcquireStatus.HELD
     store.record_outcome(first, success=True)
     assert not store.release(first, success=True)
     backing.wait(6.0)
-    assert store.acquire(again).answer is AcquireStatus.COMPLETED
+    assert store.acquire(again).status is AcquireStatus.COMPLETED
 
 
 def test_redelivery_after_no_success_runs(backing: Backing, lease_request: MakeRequest) -> None:
@@ -566,9 +566,9 @@ def test_revoked_delivery_does_not_acquire_it_again(backing: Backing, lease_requ
         store.acquire(one)
         store.revoke(one.base, one.lock)
         assert [RenewResult.REVOKED] * 2 == store.renew([one, known(one)])
-        assert store.acquire(one).answer is AcquireStatus.REVOKED
+        assert store.acquire(one).status is AcquireStatus.REVOKED
         backing.wait(3599)
-        assert store.acquire(one).answer is AcquireStatus.REVOKED
+        assert store.acquire(one).status is AcquireStatus.REVOKED
         assert [RenewResult.REVOKED] * 2 == store.renew([one, known(one)])
         assert (RenewResult.REVOKED, False) == store.reacquire(one, 0)
         assert not store.release(one, success=True)

@@ -96,7 +96,7 @@ def test_struck_calls(
     """However often acquire and release are struck, the next call is served, and no call gets another's reply."""
     store = redis_store(timeout=2.0)
     witness = lease_request("witness", task_id="witness")
-    assert store.acquire(witness).answer is AcquireStatus.GRANTED
+    assert store.acquire(witness).status is AcquireStatus.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS
     with renewing(store, witness) if shared else nullcontext():
         while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
@@ -116,7 +116,7 @@ def store_works(store: LockStore, struck: LeaseRequest, witness: LeaseRequest) -
     holder = store.holder(witness.lock)
     assert holder is not None
     assert "witness" == holder.task_id
-    assert store.acquire(struck).answer is AcquireStatus.GRANTED
+    assert store.acquire(struck).status is AcquireStatus.GRANTED
     assert [RenewResult.RENEWED, RenewResult.MISSING] == store.renew(
         [struck, LeaseRequest(witness.base, "nobody's", "t", 30.0)]
     )

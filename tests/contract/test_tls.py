@@ -64,7 +64,7 @@ def test_unchecked_by_url(
 ) -> None:
     """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
     store = redis_store(f"{scheme}://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("unchecked", [ssl.CERT_NONE, "CERT_NONE", "none", 0])
@@ -73,7 +73,7 @@ def test_unchecked_by_setting(
 ) -> None:
     """The spellings of Celery's own settings switch it off, too."""
     store = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_cert_reqs": unchecked})
-    assert store.acquire(lease_request()).answer is AcquireStatus.GRANTED
+    assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
 
 def test_known_authority(
@@ -82,9 +82,9 @@ def test_known_authority(
     """A certificate of a given authority is accepted, by URL and by setting."""
     cert = certificate[0]
     by_url = redis_store(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}")
-    assert by_url.acquire(lease_request("a")).answer is AcquireStatus.GRANTED
+    assert by_url.acquire(lease_request("a")).status is AcquireStatus.GRANTED
     by_setting = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_ca_certs": str(cert)})
-    assert by_setting.acquire(lease_request("b")).answer is AcquireStatus.GRANTED
+    assert by_setting.acquire(lease_request("b")).status is AcquireStatus.GRANTED
 
 
 def test_wrong_host_name(
@@ -132,7 +132,7 @@ def test_certificates_of_celerys_settings(
         app.conf.update({"broker_url": "memory://", url: f"{scheme}://localhost:{tls_port}/0", ssl_options: given})
         store = context_of(app).store
         try:
-            return store.acquire(lease_request()).answer
+            return store.acquire(lease_request()).status
         finally:
             store.close()
             app.close()

@@ -337,7 +337,7 @@ class WorkerEnvironment:
         blind = [Violation("blind", type(watcher).__name__) for watcher in self._watchers if not watcher.sound]
         return [*blind, *check(self.ledger.events(), self.schedule, self.limits)]
 
-    def record_outcome(self) -> None:
+    def finish(self) -> None:
         """Wait until what must run has run, no body runs and no lease is left; then ask the checker."""
         with contextlib.suppress(AssertionError):  # the checker says it better
             until(self._done, "all has run", 40)

@@ -88,7 +88,7 @@ class Soak:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._bench = env
+        self._env = env
         self._plan = plan(seed, seconds)
         self._draw = random.Random(f"work {seed}")
         self._clock = clock
@@ -110,9 +110,9 @@ class Soak:
     def run(self) -> None:
         """Send work, and do all faults that are planned."""
         for pool in POOLS:
-            self._bench.start(pool)
-        for worker in self._bench.workers:
-            worker.ready(self._bench.app)
+            self._env.start(pool)
+        for worker in self._env.workers:
+            worker.ready(self._env.app)
         for fault in self._plan:
             self._wait(fault.after)
             self._faults[fault.kind](fault)
@@ -129,77 +129,77 @@ class Soak:
         tag = f"tag{self._draw.randrange(TAGS)}"
         act = ["heed", round(self._draw.uniform(0.05, 1.5), 2) if self._draw.random() < 0.9 else 2 * TTL]
         if self._draw.random() < 0.5:
-            self._bench.send("late", tag, act, expect="once in peace")
+            self._env.send("late", tag, act, expect="once in peace")
         else:
-            self._bench.send("skip", tag, act, expect="decided in peace")
+            self._env.send("skip", tag, act, expect="decided in peace")
 
-    def record_outcome(self, timeout: float) -> None:
+    def finish(self, timeout: float) -> None:
         """Wait until all that must run has run, all that may be skipped is decided on, and no lease is left."""
-        ledger = self._bench.ledger
+        ledger = self._env.ledger
         wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
 
         def missing() -> bool:
             done = {event["task_id"] for event in ledger.events("end") if event["how"] == "return"}
             events = ledger.events()
-            return bool(wanted - done or undecided(events, bodies_of(events), self._bench.schedule))
+            return bool(wanted - done or undecided(events, bodies_of(events), self._env.schedule))
 
         deadline = time.monotonic() + timeout
         while missing() and time.monotonic() < deadline:
             time.sleep(1.0)
-        until(lambda: not self._bench._leases(), "no lease is left", 60)
+        until(lambda: not self._env._leases(), "no lease is left", 60)
 
     # -- faults ------------------------------------------------------------------------------------
 
     def _child(self, fault: Planned) -> int:
         """Return the child of a worker that was the last there to begin a body."""
-        workers = [worker for worker in self._bench.workers if worker.pool == "prefork"]
+        workers = [worker for worker in self._env.workers if worker.pool == "prefork"]
         worker = workers[fault.who % len(workers)]
         end = self._clock() + PATIENCE
         while self._clock() < end:
             children = worker.all_pids() - {worker.process.pid}
-            pids = [event["pid"] for event in self._bench.ledger.events("start") if event["pid"] in children]
+            pids = [event["pid"] for event in self._env.ledger.events("start") if event["pid"] in children]
             if pids:
                 return int(pids[-1])
             self._wait(0.2)
         raise AssertionError(f"no child of {worker.name} has begun a body")
 
     def _kill_child(self, fault: Planned) -> None:
-        self._bench.kill_child(self._child(fault))
+        self._env.kill_child(self._child(fault))
 
     def _kill_worker(self, fault: Planned) -> None:
-        worker = self._bench.workers[fault.who]
-        self._bench.kill(worker)
-        self._bench.workers.remove(worker)
-        self._bench.worker(worker.pool)
+        worker = self._env.workers[fault.who]
+        self._env.kill(worker)
+        self._env.workers.remove(worker)
+        self._env.worker(worker.pool)
 
     def _stop_worker(self, fault: Planned) -> None:
-        with self._bench.stopped(self._bench.workers[fault.who]):
+        with self._env.stopped(self._env.workers[fault.who]):
             self._wait(fault.span)
 
     def _stop_child(self, fault: Planned) -> None:
-        with self._bench.child_stopped(self._child(fault)):
+        with self._env.child_stopped(self._child(fault)):
             self._wait(fault.span)
 
     def _pause_store(self, kind: str, fault: Planned) -> None:
-        with self._bench.schedule.during(kind):
-            self._bench.store.pause()
+        with self._env.schedule.during(kind):
+            self._env.store.pause()
             self._wait(fault.span)
-            self._bench.store.resume()
+            self._env.store.resume()
 
     def _empty_store(self, fault: Planned) -> None:
-        with self._bench.schedule.during("empty"):
-            self._bench.store.stop()
+        with self._env.schedule.during("empty"):
+            self._env.store.stop()
             self._wait(fault.span)
-            self._bench.store.start()
+            self._env.store.start()
 
     def _half_open(self, fault: Planned) -> None:
-        with self._bench.schedule.during("pause"):  # too short to lose anything, as fault 20 says
-            self._bench.proxy.hanging.set()
+        with self._env.schedule.during("pause"):  # too short to lose anything, as fault 20 says
+            self._env.proxy.hanging.set()
             self._wait(fault.span)
-            self._bench.proxy.hanging.clear()
+            self._env.proxy.hanging.clear()
 
     def _command(self, *words: str) -> None:
-        with self._bench.client() as client:
+        with self._env.client() as client:
             client.execute_command(*words)
 
 
@@ -225,7 +225,7 @@ def main() -> int:
     with broker() as which, WorkerEnvironment(ttl=TTL, broker=which, proxied=True) as env:
         soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
-        soak.record_outcome(180)
+        soak.finish(180)
         violations = env.verdict()
         events = env.ledger.events()
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))

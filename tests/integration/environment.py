@@ -132,11 +132,11 @@ class WorkerEnvironment:
         """Wait until a task has one of these states."""
         return until(lambda: (state := result.state) in states and state, f"state in {states}", timeout)
 
-    def record_outcome(self, task_id: str, timeout: float = 20.0) -> None:
+    def finish(self, task_id: str, timeout: float = 20.0) -> None:
         """Wait until no attempt of a task is left at the worker, not even one that waits."""
-        until(lambda: self._is_idle(task_id) and self._is_idle(task_id), "settled", timeout, 0.1)
+        until(lambda: self._is_idle(task_id) and self._is_idle(task_id), "finished", timeout, 0.1)
 
-    def settle_node(self, queue: str) -> None:
+    def finish_node(self, queue: str) -> None:
         """Wait until no body is left in the worker of a queue."""
         nodes = self.setup.worker_cluster
         name = next(node.hostname() for node in nodes if node.worker_queue == queue)

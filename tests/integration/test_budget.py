@@ -51,11 +51,11 @@ def test_a_run_costs_two_commands(env: WorkerEnvironment, queue: str, own_store:
     """Acquire and release, and nothing else, whether it succeeds or fails."""
     with Monitor(own_store.url()) as monitor:
         env.get(env.job("long").apply_async((env.tag,), queue=queue))
-        env.settle_node(queue)
+        env.finish_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     with Monitor(own_store.url()) as monitor:
         env.error(env.job("long").apply_async((env.tag, "raise"), queue=queue))
-        env.settle_node(queue)
+        env.finish_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
 
 
@@ -65,7 +65,7 @@ def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_s
     env.hold(name, queue=elsewhere(env, queue))
     with Monitor(own_store.url()) as monitor:
         env.job(name).apply_async((env.tag,), queue=queue).get(timeout=20, propagate=False)
-        env.settle_node(queue)
+        env.finish_node(queue)
     deliveries = len(env.lock_signals(env.key(name), "duplicate"))
     assert (deliveries, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     assert deliveries > 1 if name == "impatient" else deliveries == 1

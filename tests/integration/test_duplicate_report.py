@@ -87,7 +87,7 @@ class TestLog:
         duplicate, _ = self.decide(env, name)
         env.let_go()
         duplicate.get(timeout=20, propagate=False)
-        env.record_outcome(duplicate.id)
+        env.finish(duplicate.id)
         logs = env.worker.logs()[before:]
         assert "Traceback" not in logs
         assert ": ERROR/" not in logs
@@ -101,7 +101,7 @@ class TestSignal:
         holder = env.hold(name)
         duplicate = env.job(name).delay(env.tag)
         duplicate.get(timeout=20, propagate=False)
-        env.record_outcome(duplicate.id)
+        env.finish(duplicate.id)
         (event,) = env.lock_signals(env.key(name), "duplicate")
         assert event["task"] == f"job.{name}"
         assert duplicate.id == event["task_id"]

@@ -519,7 +519,7 @@ class TestSameTaskId:
         assert seen == {states.STARTED}
         env.let_go()
         assert "held" == env.get(result)
-        env.record_outcome(result.id)
+        env.finish(result.id)
         assert 1 == len(env.starts())
         assert [] == env.lock_signals(env.key(name), "duplicate")
         assert states.SUCCESS == result.state
@@ -531,7 +531,7 @@ class TestSameTaskId:
         result = self.held_twice(env, env.job("skip").si(env.tag, ["hold", "return"]))
         env.let_go()
         assert "held" == env.get(result)
-        env.record_outcome(result.id)
+        env.finish(result.id)
         tag = env.other_tag("again") if other_arguments else env.tag
         env.job("skip").apply_async((tag, "return"), task_id=result.id)
         env.wait_for("start", tag, 1 if other_arguments else 2)
@@ -542,7 +542,7 @@ class TestSameTaskId:
         last = self.held_twice(env, chain(first, *steps_of(env, "a")))
         env.let_go()
         assert env.get(last).startswith("then")
-        env.record_outcome(last.parent.id)
+        env.finish(last.parent.id)
         assert 1 == ran(env, "a")
         assert 1 == len(env.starts())
 
@@ -552,7 +552,7 @@ class TestSameTaskId:
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         env.let_go()
         assert ["held", "done"] == env.get(result)
-        env.record_outcome(result.parent.results[0].id)
+        env.finish(result.parent.results[0].id)
         assert [["held", "done"]] == collected(env)
         assert 1 == len(env.starts())
 
@@ -563,7 +563,7 @@ class TestSameTaskId:
         env.wait_for("start", count=2)
         env.wait_for_state(result, states.SUCCESS)
         assert "done" == result.result
-        env.record_outcome(result.id)
+        env.finish(result.id)
         assert 2 == len(env.starts())
 
     def test_chain_first_fails(self, env: WorkerEnvironment) -> None:
@@ -573,7 +573,7 @@ class TestSameTaskId:
         env.let_go()
         env.wait_for("then", env.other_tag("a"))
         env.wait_for_state(last, states.SUCCESS)
-        env.record_outcome(last.parent.id)
+        env.finish(last.parent.id)
         assert 1 == ran(env, "a")
 
     def test_chord_first_fails(self, env: WorkerEnvironment) -> None:
@@ -604,7 +604,7 @@ class TestSameTaskId:
         env.kill_body(env.starts()[0])
         assert ["done", "done"] == env.get(result)
         env.worker.wait_for_lines(lost, count=seen + 1)
-        env.record_outcome(result.parent.results[0].id)
+        env.finish(result.parent.results[0].id)
         assert [["done", "done"]] == collected(env)
         assert [states.SUCCESS] * 2 == [one.state for one in result.parent.results]
 
@@ -617,6 +617,6 @@ class TestSameTaskId:
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         node.kill()
         assert ["done", "done"] == env.get(result)
-        env.record_outcome(result.parent.results[0].id)
+        env.finish(result.parent.results[0].id)
         assert [["done", "done"]] == collected(env)
         assert [node.hostname(), env.worker.hostname()] == [start["node"] for start in env.starts()]

@@ -166,7 +166,7 @@ def test_same_task_id_twice(env: WorkerEnvironment, pool: str) -> None:
     assert states.STARTED == result.state
     env.let_go()
     assert "held" == env.get(result)
-    env.record_outcome(result.id)
+    env.finish(result.id)
     assert 1 == len(env.starts())
     assert "held" == result.result
 

@@ -131,7 +131,7 @@ def test_expiry_passes_while_postponed(env: WorkerEnvironment) -> None:
     env.wait_for_state(duplicate, states.RETRY, states.REVOKED)
     env.wait_for_state(duplicate, states.REVOKED)
     env.let_go()
-    env.record_outcome(duplicate.id)
+    env.finish(duplicate.id)
     assert 1 == len(env.starts())
 
 

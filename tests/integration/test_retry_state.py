@@ -32,5 +32,5 @@ def test_failure_of_a_quick_copy_stays(env: WorkerEnvironment) -> None:
     env.hold("hasty")
     duplicate = env.job("hasty").delay(env.tag)
     assert isinstance(env.error(duplicate), DuplicateTask)
-    env.record_outcome(duplicate.id)
+    env.finish(duplicate.id)
     assert "FAILURE" == env.app.AsyncResult(duplicate.id).state  # a result keeps what it has read

@@ -268,5 +268,5 @@ def test_outage_is_never_autoretried(env: WorkerEnvironment, away: RedisServer) 
     """autoretry_for=(Exception,) does not turn StoreUnavailable into a retry."""
     result = env.job("store_auto").delay(env.tag)
     assert isinstance(env.error(result), StoreUnavailable)
-    env.record_outcome(result.id)
+    env.finish(result.id)
     assert [] == env.signals(result.id, "task_retry")

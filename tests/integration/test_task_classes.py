@@ -65,7 +65,7 @@ def test_autoretry_never_retries_a_duplicate(env: WorkerEnvironment) -> None:
     env.hold("auto")
     duplicate = env.job("auto").delay(env.tag)
     assert isinstance(env.error(duplicate), DuplicateTask)
-    env.record_outcome(duplicate.id)
+    env.finish(duplicate.id)
     assert 1 == len(env.lock_signals(env.key("auto"), "duplicate"))
     assert 1 == len(env.signals(duplicate.id, "task_prerun"))
     assert [] == env.signals(duplicate.id, "task_retry")

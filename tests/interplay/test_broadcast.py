@@ -58,7 +58,7 @@ def test_one_message(env: WorkerEnvironment, policy: str) -> None:
     assert states.STARTED == holder.state
     env.let_go()
     assert "held" == env.get(holder)
-    env.settle_node(env.worker.worker_queue)
+    env.finish_node(env.worker.worker_queue)
     assert [holder.id] == [start["id"] for start in env.starts()]
     assert WORKERS == lines(env, holder, "received")
 

@@ -153,7 +153,7 @@ def take(task: Any, lease: Lease) -> None:
     """Let an operator free this lease's lock, another task get it, and the renewer find that out."""
     context, state = execution.context_of(task.app), lease._state
     task.force_unlock()
-    assert context.store.acquire(others(task)).answer is AcquireStatus.GRANTED
+    assert context.store.acquire(others(task)).status is AcquireStatus.GRANTED
     assert state is not None
     assert not context.body_renewal.verify(state)
     assert state.lost
@@ -243,7 +243,7 @@ def test_grant_that_comes_later_is_given_back(singleton: Singleton, store: Store
     renewer = execution.context_of(task.app).renewer
     (claim,) = (pending.request for pending in renewer._pending._pending.values())
     renewer.renew_due()
-    assert store.acquire(claim).answer is AcquireStatus.GRANTED
+    assert store.acquire(claim).status is AcquireStatus.GRANTED
     clock.advance(claim.ttl / 12)
     renewer.renew_due()
     assert_free(task)
@@ -278,7 +278,7 @@ def test_release_is_made_up_for(singleton: Singleton, store: Store, clock: Ahead
     store.away = False
     if arrived:
         task.force_unlock()
-        assert store.acquire(others(task)).answer is AcquireStatus.GRANTED
+        assert store.acquire(others(task)).status is AcquireStatus.GRANTED
     clock.advance(3)
     renewer.renew_due()
     if arrived:
@@ -294,7 +294,7 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(copy).answer is AcquireStatus.HELD  # and it waits from now on
+        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
 
         def release() -> None:
             if arrived:
@@ -310,7 +310,7 @@ def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, a
     copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
     renew_due(task)
-    assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(copy).answer
+    assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(copy).status
 
 
 def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singleton, store: Store) -> None:
@@ -318,14 +318,14 @@ def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singlet
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(copy).answer is AcquireStatus.HELD  # and it waits from now on
+        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
         store.settling = [raising(StoreUnavailable("away"))]
 
     copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     deliver(task)
-    assert store.acquire(copy).answer is AcquireStatus.HELD
+    assert store.acquire(copy).status is AcquireStatus.HELD
     renew_due(task)
-    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
+    assert store.acquire(copy).status is AcquireStatus.COMPLETED
 
 
 def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, store: Store, clock: Ahead) -> None:
@@ -336,17 +336,17 @@ def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, sto
             for _ in range(4):
                 clock.advance(20)
                 renew_due(task)
-                answers.append(store.acquire(copy).answer)  # the tracer would swallow an error here
+                answers.append(store.acquire(copy).status)  # the tracer would swallow an error here
 
     @singleton(name="x", base=Slow, lock_ttl=30)
     def task() -> None:
-        assert store.acquire(copy).answer is AcquireStatus.HELD  # and it waits from now on
+        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
 
     answers: list[AcquireStatus] = []
     copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
     assert deliver(task).info is None
     assert [AcquireStatus.HELD] * 4 == answers
-    assert store.acquire(copy).answer is AcquireStatus.COMPLETED
+    assert store.acquire(copy).status is AcquireStatus.COMPLETED
     for _ in range(2):
         clock.advance(3)
         due = renew_due(task)
@@ -448,7 +448,7 @@ def check_redelivery(task: Any, state: dict[str, Any]) -> tuple[float, dict[str,
     app = task.app
     runtime = execution.context_of(app)
     claim = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
-    assert runtime.store.acquire(claim).answer is AcquireStatus.GRANTED
+    assert runtime.store.acquire(claim).status is AcquireStatus.GRANTED
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         before = datetime.now(timezone.utc)
@@ -643,7 +643,7 @@ def test_late_grant_that_another_has_by_then(singleton: Singleton, store: Store,
 
     def late() -> None:
         clock.advance(31)
-        assert store.acquire(others(task)).answer is AcquireStatus.GRANTED
+        assert store.acquire(others(task)).status is AcquireStatus.GRANTED
 
     store.answering = [late]
     with heard(signals.duplicate) as seen:

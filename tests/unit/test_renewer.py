@@ -177,7 +177,7 @@ def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: Store, clock
     def make(token: str = "t", ttl: float = TTL, supervised: bool = False) -> Held:
         claim = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
         verdict = store.acquire(claim)
-        assert verdict.answer is AcquireStatus.GRANTED
+        assert verdict.status is AcquireStatus.GRANTED
         lease = Held(claim)
         lease.granted(clock(), verdict.fence, handler.verify)
         lease.interrupt = Fired()

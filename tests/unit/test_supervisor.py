@@ -280,7 +280,7 @@ def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: Store, fork:
     one = lease_request("one", ttl=1.0)
     accept(supervisor, fork(), one)
     until(lambda: store.renewals, timeout=2)
-    assert AcquireStatus.GRANTED is store.acquire(one).answer
+    assert AcquireStatus.GRANTED is store.acquire(one).status
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 1.5, timeout=3)
     assert held(store, one)

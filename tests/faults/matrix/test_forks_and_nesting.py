@@ -31,7 +31,7 @@ def test_fork_in_a_body(act: list[object]) -> None:
             assert 1 == forked["threads"], "a fork has a thread of its own"
         env.measured(f"31 {act[0]}: freed after the body", 1.0, since(end, env.gone(body)))
         assert "slept" == env.send("skip", "a", ["sleep", 4], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()
 
 
 def _renewals(env: WorkerEnvironment, body: Event) -> list[Event]:
@@ -45,7 +45,7 @@ def test_call_within(pool: str) -> None:
         env.worker(pool)
         assert "slept" == env.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=10)
         assert "slept" == env.send("retry", "a", ["call", "retry", "a"], expect="once").get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
@@ -55,7 +55,7 @@ def test_apply_within(pool: str) -> None:
         env.worker(pool)
         assert "SUCCESS" == env.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=10)
         assert "FAILURE" == env.send("retry", "a", ["apply", "retry", "a"], expect="once").get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -65,7 +65,7 @@ def test_apply_within_without_locks(pool: str) -> None:
         env.worker(pool)
         result = env.send("retry", "a", ["apply", "retry", "a"], expect="once")
         assert "SUCCESS" == result.get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 TWO_APPS = """

@@ -26,7 +26,7 @@ def test_regex() -> None:
         end = env.end(body)
         env.measured("13 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
         env.gone(body)
-        env.record_outcome()
+        env.finish()
         assert not env.ledger.events("lost")
         others = [start["at"] for start in env.ledger.events("start", tag="a") if start["run"] != body["run"]]
         assert [] == [at for at in others if at < end["at"]]
@@ -45,7 +45,7 @@ def test_never_yields(pool: str) -> None:
         env.send("retry", "a", ["sleep"], expect="once", queue="two")
         env.end(body)
         env.body("a", 2)
-        env.record_outcome()
+        env.finish()
         assert not env.ledger.events("lost")
 
 
@@ -59,7 +59,7 @@ def test_killed_within() -> None:
         env.last(1)
         fault = env.kill_child(body["pid"])
         env.measured("14 GIL held, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
-        env.record_outcome()
+        env.finish()
 
 
 def test_renewal_ends_with_the_child() -> None:
@@ -73,7 +73,7 @@ def test_renewal_ends_with_the_child() -> None:
         fault = env.kill_child(body["pid"])
         env.measured("14 GIL held, TTL 3 s, child killed: lease freed", CHILD_BOUND, since(fault, env.gone(body)))
         env.last(4)
-        env.record_outcome()
+        env.finish()
 
 
 def _by_main_process(env: WorkerEnvironment) -> list[Event]:

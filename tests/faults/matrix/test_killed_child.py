@@ -27,7 +27,7 @@ def test_killed_child(broker: str | RabbitMQServer) -> None:
         assert env.held(second), "another child's lease was touched"
         env.go("b")
         assert "held" == waiting.get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 def test_redelivery(broker: str | RabbitMQServer) -> None:
@@ -43,7 +43,7 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
         )
         assert "slept" == result.get(timeout=10)
         assert 2 == len(env.ledger.events("start", tag="a"))
-        env.record_outcome()
+        env.finish()
 
 
 def test_killed_while_the_store_is_away() -> None:
@@ -60,4 +60,4 @@ def test_killed_while_the_store_is_away() -> None:
             env.store.resume()
         env.measured("2 child killed in an outage: freed after it", CHILD_BOUND, env.gone(body) - fault.until)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()

@@ -33,7 +33,7 @@ def test_killed_worker(pool: str) -> None:
         env.measured(f"3 worker killed, {pool}: lease gone", TTL + 0.5, freed, at_least=TTL * 2 / 3 - 0.3)
         env.measured(f"3 worker killed, {pool}: next run starts", TTL + 2, since(fault, env.body("a", 2)["at"]))
         assert "slept" == result.get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 def test_redelivery(broker: str | RabbitMQServer) -> None:
@@ -51,4 +51,4 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
         name = f"3 worker killed, late ack, {kind_of(broker)}: runs again"
         env.measured(name, bound, since(fault, again["at"]), at_least=TTL * 2 / 3 - 0.3)
         assert "slept" == result.get(timeout=10)
-        env.record_outcome()
+        env.finish()

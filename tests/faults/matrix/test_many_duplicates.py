@@ -29,7 +29,7 @@ def test_storm(name: str) -> None:
         assert 1 == len(env.ledger.events("start"))
         last = env.ledger.events("duplicate")[-1]
         env.measured(f"28 storm of {COPIES}, {name}: all decided after", 30, since(body, last["at"]))
-        env.record_outcome()
+        env.finish()
 
 
 def _consume(env: WorkerEnvironment) -> None:
@@ -57,7 +57,7 @@ def test_storm_of_retries() -> None:
             assert "slept" == result.get(timeout=100)
         first, last = env.ledger.events("start")[0], env.ledger.events("end")[-1]
         env.measured(f"29 storm of {COPIES}, retry: all have run after", 100, since(first, last["at"]))
-        env.record_outcome()
+        env.finish()
         acquires = [e for e in env.ledger.events("store", verb="acquire") if e.get("sent")]
         deliveries = len(env.ledger.events("duplicate")) + len(results)
         unanswered = len(env.ledger.events("store error"))  # on a busy machine: the delivery comes again

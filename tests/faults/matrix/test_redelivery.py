@@ -53,7 +53,7 @@ def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
         _all_copies_end(env, kind_of(broker), 1)
         assert 1 == len(env.ledger.events("next"))
         assert "SUCCESS" == result.parent.state
-        env.record_outcome()
+        env.finish()
 
 
 def test_first_fails(broker: str | RabbitMQServer) -> None:
@@ -92,7 +92,7 @@ def _chain_goes_on(env: WorkerEnvironment, broker: str | RabbitMQServer) -> None
     env.wait("next")
     _all_copies_end(env, kind_of(broker), 2)
     assert 1 == len(env.ledger.events("next"))
-    env.record_outcome()
+    env.finish()
 
 
 def test_no_duplicate_of_itself() -> None:
@@ -113,7 +113,7 @@ def test_no_duplicate_of_itself() -> None:
         for tag in results:
             env.wait("next", tag=tag)
         _all_copies_end(env, "redis", 6)
-        env.record_outcome()
+        env.finish()
         ids = [result.parent.id for result in results.values()]
         states = ["SUCCESS"] * len(ids)  # stored after the next step is published
         until(lambda: states == [env.app.AsyncResult(task_id).state for task_id in ids], "all succeed")

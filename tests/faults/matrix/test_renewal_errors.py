@@ -29,7 +29,7 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
         # A prefork worker's main process would keep the lease alone: only what the body's process sends shows its thread.
         own = env.ledger.events("store", verb="renew", run=body["run"], own=True)
         assert len(own) >= 4, "the thread renews no more"
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
@@ -49,4 +49,4 @@ def test_watch_goes_on(error: str) -> None:
         broken = [event for event in env.ledger.events("watch broken") if event["pid"] == worker.process.pid]
         assert len(broken) >= 2
         assert not env.ledger.events("lost")
-        env.record_outcome()
+        env.finish()

@@ -20,7 +20,7 @@ def test_terminated(number: str) -> None:
         freed = since(env.end(body), env.gone(body))
         env.measured(f"5 revoked, {number}: lease freed after the body", SOON, freed)
         assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
@@ -32,7 +32,7 @@ def test_terminated_greenlet(pool: str) -> None:
         body = env.body("a")
         env.app.control.revoke(result.id, terminate=True)
         env.measured(f"5 revoked, {pool}: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
@@ -52,4 +52,4 @@ def test_swallowed(pool: str) -> None:
         freed = since(end, env.gone(body))
         env.measured(f"5 revoked and swallowed, {pool}: lease freed after the body", SOON, freed)
         assert "slept" == again.get(timeout=10)
-        env.record_outcome()
+        env.finish()

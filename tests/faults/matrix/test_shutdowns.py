@@ -35,7 +35,7 @@ def test_warm(pool: str) -> None:
         env.measured(f"8 warm shutdown, {pool}: freed after the body", SOON, freed)
         assert worker.exit_code(30) is not None, "the worker does not end"
         env.body("a", 2)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("kind", ["cold", "soft"])
@@ -68,7 +68,7 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
             # `celery.worker.worker.WorkController.wait_for_soft_shutdown`, 5.5 to 5.7
             assert "Initiating Soft Shutdown, terminating in 2.0 seconds" in worker.process.output()
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1000"])
@@ -82,7 +82,7 @@ def test_children_are_replaced(option: str) -> None:
             body = env.body("a", number + 1)
             env.measured(f"9 {option}, run {number + 1}: freed after", SOON, since(env.end(body), env.gone(body)))
         assert 5 == len({e["pid"] for e in env.ledger.events("start")})
-        env.record_outcome()
+        env.finish()
 
 
 def test_pool_restart() -> None:
@@ -100,7 +100,7 @@ def test_pool_restart() -> None:
         until(lambda: env.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
         until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", 20)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()
 
 
 def _added_child(env: WorkerEnvironment, first: Event, tag: str, what: str) -> None:
@@ -128,7 +128,7 @@ def test_pool_grows_and_shrinks() -> None:
         env.go("a")
         env.end(first)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()
 
 
 def _shrinks(env: WorkerEnvironment, node: str) -> bool:
@@ -154,4 +154,4 @@ def test_autoscale() -> None:
         env.go("a")
         env.end(first)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()

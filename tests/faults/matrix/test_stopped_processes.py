@@ -37,7 +37,7 @@ def test_whole_worker(pool: str) -> None:
         env.wait("lost", run=body["run"])
         env.stay_held(TTL, second)
         env.go("a")
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
@@ -56,7 +56,7 @@ def test_whole_worker_is_interrupted(pool: str) -> None:
         end = env.end(body)
         assert "LockLost" == end["how"]
         env.measured(f"11 worker stopped, {pool}: LockLost raised after waking", KNOWN, end["at"] - fault.until)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -75,7 +75,7 @@ def test_over_at_waking(pool: str) -> None:
         env.end(body)
         env.stay_held(TTL + 1, second)
         env.go("a")
-        env.record_outcome()
+        env.finish()
 
 
 def test_child_alone() -> None:
@@ -92,4 +92,4 @@ def test_child_alone() -> None:
         env.stay_held(1, body)
         env.go("a")
         assert "slept" == again.get(timeout=10)
-        env.record_outcome()
+        env.finish()

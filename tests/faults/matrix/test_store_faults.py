@@ -42,7 +42,7 @@ def _holding(
         env.wait("duplicate")
         yield env
         env.go("a")
-        env.record_outcome()
+        env.finish()
 
 
 def _first(env: WorkerEnvironment) -> Event:
@@ -95,7 +95,7 @@ def test_restarted_empty_and_alone(pool: str) -> None:
         )
         _waited_for(env, body, TTL)
         assert not env.ledger.events("lost")
-        env.record_outcome()
+        env.finish()
 
 
 def _waited_for(env: WorkerEnvironment, body: Event, seconds: float) -> None:
@@ -170,7 +170,7 @@ def test_lease_of_nobody(pool: str) -> None:
             env.store.start()
         with contextlib.closing(env.client()) as client:
             until(lambda: any(one["cmd"] == "monitor" for one in client.client_list()), "the probe is back")
-        assert AcquireStatus.GRANTED is store.acquire(nobody).answer
+        assert AcquireStatus.GRANTED is store.acquire(nobody).status
         env.wait("lost", run=body["run"])
         given_back = now()
         store.release(nobody, success=False)
@@ -179,7 +179,7 @@ def test_lease_of_nobody(pool: str) -> None:
         late = _back(env, given_back) - given_back
         env.measured(f"16 met a lease of nobody, {pool}: reacquired", TTL / 12 + 1.0, late)
         _waited_for(env, body, TTL)
-        env.record_outcome()
+        env.finish()
 
 
 def test_restarted_empty_and_the_body_over() -> None:
@@ -197,7 +197,7 @@ def test_restarted_empty_and_the_body_over() -> None:
         env.send("lingering", "a", ["sleep"], expect="once", queue="two")
         assert env.body("a", 2)["at"] < env.end(body)["at"] + LINGER
         env.last(LINGER, env.end(body)["at"])
-        env.record_outcome()
+        env.finish()
 
 
 def test_restarted_with_data(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_stopped_for_three_ttl_alone() -> None:
         env.measured("24 store away, alone: reacquired", env.limits.heal, _back(env, fault.until) - fault.until)
         _waited_for(env, body, 4)
         assert 1 == len(env.ledger.events("lost"))
-        env.record_outcome()
+        env.finish()
 
 
 @contextlib.contextmanager
@@ -263,7 +263,7 @@ def _stopped_child(ttl: float) -> Iterator[tuple[WorkerEnvironment, Event]]:
         env.wait("key")
         with env.child_stopped(body["pid"]):
             yield env, body
-        env.record_outcome()
+        env.finish()
 
 
 def test_restarted_empty_beside_a_stopped_child() -> None:
@@ -385,7 +385,7 @@ def test_body_ends_while_the_store_is_away(pool: str) -> None:
             env.proxy.hanging.clear()
         env.measured(f"25 ended while the store was away, {pool}: freed", 4.0, env.gone(body) - fault.until)
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("after", [0, 5])
@@ -413,7 +413,7 @@ def test_reply_lost(pool: str, after: int) -> None:
             env.measured(f"26 reply to {verb} lost, {pool}: freed", 1.0, since(env.end(body), gone))
         assert 4 == env.proxy.dropped
         assert not env.ledger.events("lost")
-        env.record_outcome()
+        env.finish()
 
 
 def _freed(env: WorkerEnvironment, body: Event) -> float:
@@ -456,7 +456,7 @@ def test_renewal_answered_late() -> None:
             env.proxy.hanging.clear()
         env.proxy.delay = 0.0
         env.go("a")
-        env.record_outcome()
+        env.finish()
 
 
 def _renewals(env: WorkerEnvironment) -> list[Event]:

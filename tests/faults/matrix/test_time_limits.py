@@ -36,7 +36,7 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
         env.measured(f"4 {name}: lease freed after the body", SOON, since(end, gone))
         assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
-        env.record_outcome()
+        env.finish()
 
 
 def _releases(env: WorkerEnvironment) -> list[float]:
@@ -50,4 +50,4 @@ def test_hard_limit_under_gevent() -> None:
         env.send("skip", "a", ["sleep", 60], time_limit=2)
         body = env.body("a")
         env.measured("4 hard limit, gevent: lease freed after the body", SOON, since(env.end(body), env.gone(body)))
-        env.record_outcome()
+        env.finish()

@@ -45,7 +45,7 @@ def env() -> Iterator[WorkerEnvironment]:
         for worker in env.workers:
             worker.ready(env.app)
         yield env
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -117,7 +117,7 @@ def test_failing_receivers_of_a_renewal() -> None:
         for body in bodies:
             until(lambda body=body: not env.held(body), "its lease is gone", SOON)  # type: ignore[misc]
         assert 3 == len(env.ledger.events("lost"))
-        env.record_outcome()
+        env.finish()
 
 
 def _takes(env: WorkerEnvironment, body: Event, after: float) -> list[Event]:
@@ -145,7 +145,7 @@ def test_base_exception(pool: str) -> None:
             assert "FAILURE" == result.state
         assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=15)
         assert twin.state == result.state
-        env.record_outcome()
+        env.finish()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -167,7 +167,7 @@ def test_failing_backend(pool: str) -> None:
         )  # an error in the tracer is lost with a thread's future (5.7)
         assert celerys == ours
         assert ["PENDING"] * 2 == [result.state for result in results]
-        env.record_outcome()
+        env.finish()
 
 
 def _complaints(worker: Worker) -> list[str]:
