@@ -134,8 +134,8 @@ class Settings:
         "a renewal waits `lock_ttl / 6` at most", read=float)
     pool_limit: int = _row(
         10, lambda value: isinstance(value, int) and not _is_bool(value) and value >= 1, "be a number from 1",
-        "connections that a threads, gevent or eventlet worker may open (at least 2 under gevent and eventlet); "
-        "a prefork child and a main process open one each")
+        "connections that a threads, gevent or eventlet worker may open, at least 2; "
+        "a prefork child and a main process open one or two each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
 # fmt: on
