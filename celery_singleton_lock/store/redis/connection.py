@@ -28,16 +28,28 @@ class Command:
 
 
 class _DeadlineSocket:
-    """A socket whose operations all end by its connection's deadline: redis-py looks each of them up when it calls it."""
+    """A socket whose operations all end by its connection's deadline: redis-py looks each of them up when it calls it.
+
+    A timeout that is less than a millisecond wrong is left as it is: to set it costs a system call, for which Python gives up the GIL.
+    """
 
     def __init__(self, sock: Any, connection: Any) -> None:
         self._sock = sock
         self._connection = connection
+        self._timeout = 0.0
 
     def __getattr__(self, name: str) -> Any:
         if name in ("recv", "recv_into", "sendall"):
-            self._sock.settimeout(self._connection.socket_timeout)
+            left = self._connection.socket_timeout
+            if abs(left - self._timeout) >= 0.001:
+                self._timeout = left
+                self._sock.settimeout(left)
         return getattr(self._sock, name)
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Called by redis-py."""
+        self._timeout = 0.0
+        self._sock.settimeout(seconds)
 
 
 class _Deadline:

@@ -29,8 +29,7 @@ class ConnectionPool:
     def __init__(self, connect: Callable[[], Any], limit: int | None = None) -> None:
         self._connect = connect
         self._idle: deque[Any] = deque()  # the one used last is used next: few connections are made
-        self._permits = threading.Semaphore(limit) if limit else None
-        self._turn = threading.Semaphore()
+        self._cap = _Cap(limit) if limit else None
 
     def execute(self, command: Command, deadline: float, once: bool = False) -> Any:
         """Send a command and return the reply; `once`: on a new connection, on which it is never sent again.
@@ -40,27 +39,17 @@ class ConnectionPool:
             NoScriptError: the server does not know the script.
         """
         try:
-            if self._permits is None:
+            if self._cap is None:
                 return self._execute(command, deadline, once)
-            self._wait_for_permit(self._permits, deadline)
-            try:  # an asynchronous exception right after either semaphore was acquired loses its permit
+            self._cap.enter(deadline)
+            try:  # an asynchronous exception that strikes right before or after this block loses a permit
                 return self._execute(command, deadline, once)
             finally:
-                self._permits.release()
+                self._cap.leave()
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
             raise store_error_for(error) from without_frames(error)
-
-    def _wait_for_permit(self, permits: threading.Semaphore, deadline: float) -> None:
-        """Acquire a permit in turn: a thread that has just released one does not overtake those that wait."""
-        in_turn = self._turn.acquire(timeout=max(0.0, deadline - time.monotonic()))
-        try:
-            if not permits.acquire(timeout=max(0.0, deadline - time.monotonic())):
-                raise TimeoutError("no connection to the store was free in time")
-        finally:
-            if in_turn:
-                self._turn.release()
 
     def _execute(self, command: Command, deadline: float, once: bool) -> Any:
         connection = self._connect() if once else self._take()
@@ -85,3 +74,34 @@ class ConnectionPool:
         """Close the idle connections."""
         while self._idle:
             self._idle.pop().disconnect()
+
+
+class _Cap:
+    """Lets so many threads in at a time, in the order in which they came: a `threading.Semaphore` may let some starve."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._mutex = threading.Lock()
+        self._waiting: deque[Any] = deque()  # of each thread that waits, a lock that is released when it may enter
+
+    def enter(self, deadline: float) -> None:
+        with self._mutex:
+            if self._free:
+                self._free -= 1
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        if turn.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return
+        with self._mutex:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                raise TimeoutError("no connection to the store was free in time")
+
+    def leave(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._free += 1
