@@ -1,0 +1,57 @@
+"""The difference between Kombu's filesystem transport and the one of these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import pytest
+from kombu import Connection
+from kombu.transport import filesystem
+
+from tests.interplay import whole_files
+
+
+class ReadTooEarly:
+    """A message whose queue is read while the message is being written."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+        self.found: Any = None
+
+    def __json__(self) -> str:
+        try:
+            self.found = self.channel._get("jobs")
+        except (Empty, ValueError) as error:
+            self.found = error
+        return "whole"
+
+
+@pytest.fixture
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """A connection by the transport that is the parameter."""
+    options = {"data_folder_in": f"{tmp_path}", "data_folder_out": f"{tmp_path}"}
+    with Connection(transport=request.param, transport_options=options) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("connection", [whole_files.Transport], indirect=True)
+def test_a_message_is_read_only_once_it_is_written(connection: Connection) -> None:
+    """A reader finds no message before it is whole, and then finds it."""
+    channel = connection.default_channel
+    message = ReadTooEarly(channel)
+    channel._put("jobs", message)
+    assert isinstance(message.found, Empty)
+    assert channel._get("jobs") == "whole"
+
+
+@pytest.mark.parametrize("connection", [filesystem.Transport], indirect=True)
+def test_kombu_needs_that(connection: Connection) -> None:
+    """Kombu's own transport takes the empty file and loses the message. Once this fails, `whole_files` can go."""
+    channel = connection.default_channel
+    message = ReadTooEarly(channel)
+    channel._put("jobs", message)
+    assert isinstance(message.found, ValueError)
+    with pytest.raises(Empty):
+        channel._get("jobs")
