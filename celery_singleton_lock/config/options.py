@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.policies import Policy, as_policy
+from celery_singleton_lock.policies import NAMED, Policy, as_policy
 
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
@@ -98,8 +98,9 @@ class Options:
         "or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB",
         "none")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
-        "skip", _is_policy, "be 'skip', 'retry', 'raise', a policy object or a callable that takes (task, holder)",
-        '`"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`',
+        "skip", _is_policy,
+        f"be {', '.join(map(repr, NAMED))}, a policy object or a callable that takes (task, holder)",
+        ', '.join(f'`"{name}"`' for name in NAMED) + ', a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
     lock_ttl: float = _row(
         30.0, lambda value: _is_seconds(value) and value >= 1, "be a number of seconds, from 1 to a year",

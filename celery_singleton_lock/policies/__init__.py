@@ -1,4 +1,4 @@
-"""Policies decide what happens to a duplicate: one module each, registered in `NAMED`."""
+"""Policies decide what happens to a duplicate: one module each, registered in `NAMED` (see CONTRIBUTING.md, "Add a policy")."""
 
 from celery_singleton_lock.policies.decisions import Policy
 from celery_singleton_lock.policies.raise_ import Raise

@@ -43,7 +43,7 @@ Decision: TypeAlias = SkipRun | RunLater | Fail
 
 
 class Policy(ABC):
-    """Decides what happens to duplicates, without any side effect; `worker.outcome` acts on the decision."""
+    """Decides what happens to duplicates, without any side effect; `worker.outcome` acts on the decision, and logs it."""
 
     @abstractmethod
     def decide(self, duplicate: Duplicate) -> Decision:

@@ -27,10 +27,10 @@ class PendingRelease:
         self.outcome = outcome
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
-        self.confirmed = 0  # how many attempts were
+        self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
 
-    def attempt(self, store: LockStore, timeout: float | None = None) -> None:
+    def send(self, store: LockStore, timeout: float | None = None) -> None:
         """Release the lock, or keep a redelivery waiting; tell it the outcome once that is known.
 
         Raises:
@@ -72,7 +72,7 @@ class PendingReleases:
                 continue
             pending.due = time + pending.interval
             try:
-                pending.attempt(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
+                pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
             except StoreUnavailable:  # for the others, too
                 return pending.due
             except StoreError:  # it refuses: the lease is left to expire

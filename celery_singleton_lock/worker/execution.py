@@ -146,7 +146,7 @@ def _release(execution: Execution, state: LeaseState, success: bool) -> None:
     pending = PendingRelease(request, success)
     if state.unreleased:
         try:
-            pending.attempt(execution.context.store)
+            pending.send(execution.context.store)
         except StoreError as error:
             logger.warning(
                 "Task %s[%s] could not release its lock %s: %s", state.task.name, request.task_id, request.lock, error
@@ -181,6 +181,6 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
         pending.outcome = state == "SUCCESS"
         if pending.redelivery_waits:
             try:
-                pending.attempt(context.store)
+                pending.send(context.store)
             except StoreError as error:  # the renewal thread tries again
                 logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)

@@ -1,4 +1,4 @@
-"""Handles deliveries that did not acquire their lock. Policies decide; only `handle_duplicate` has side effects."""
+"""Handles deliveries that did not acquire their lock: duplicates, and tasks whose store failed. Policies decide, this acts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ class DeliveryMixin:
         return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True)
 
     def _is_running(self: Any) -> bool:
-        """Tell whether the pool still waits for the end (`Request._apply_result` is private to Celery: may be missing)."""
+        """Tell whether the pool still waits for the end. It waits no more once Celery has reported a time limit.
+
+        `Request._apply_result` is private to Celery, so it may be missing.
+        """
         reference = getattr(self, "_apply_result", None)
         if reference is None:
             return True

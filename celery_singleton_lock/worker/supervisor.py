@@ -56,7 +56,8 @@ class _Child:
 class Supervisor:
     """Renews a lease while the pool waits for its delivery's end, and releases it when the child is dead.
 
-    In between it does nothing: Celery reports a time limit before the child has exited.
+    Celery reports a hard time limit before the child has exited. From then on the supervisor neither renews nor releases; the
+    child renews for itself, and releases if it can.
 
     Arguments:
         store: where the leases are.
@@ -71,7 +72,7 @@ class Supervisor:
         self._renewer: Renewer[ChildLease] = Renewer(store, self, on_error, clock)
         self._children: dict[int, _Child] = {}
         self._mutex = threading.Lock()
-        self._loop = BackgroundLoop(self.release_dead, on_error, clock)
+        self._loop = BackgroundLoop(self.watch_children, on_error, clock)
 
     def accepted(self, pid: int, request: LeaseRequest, is_running: Callable[[], bool]) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one."""
@@ -97,8 +98,8 @@ class Supervisor:
         for lease in leases:
             lease.due = self._clock() + lease.request.ttl / 12
 
-    def release_dead(self) -> float:
-        """Wait a moment for children to die, and release the leases of those that did; return when to do so again."""
+    def watch_children(self) -> float:
+        """Wait a moment for children to die, and have the leases of those released; return when to do so again."""
         with self._mutex:
             children = dict(self._children)
         poll = select.poll()
@@ -108,16 +109,19 @@ class Supervisor:
         ready = {handle for handle, _ in poll.poll(POLL * 1000)}
         for pid, child in children.items():
             if child.handle in ready or (child.handle < 0 and not _exists(pid)):
-                self._release(pid, child)
+                self._child_died(pid, child)
         return self._clock() if self._children else math.inf
 
-    def _release(self, pid: int, child: _Child) -> None:
+    def _child_died(self, pid: int, child: _Child) -> None:
         with self._mutex:
             del self._children[pid]
         if child.handle >= 0:
             os.close(child.handle)
         self._renewer.remove(child.lease)
         self._renewer.release_later(PendingRelease(child.lease.request, success=False, outcome=False))
+        logger.info(
+            "Pool process %d died; a lock that it held is released: task id %s", pid, child.lease.request.task_id
+        )
 
 
 def _open(pid: int) -> int:
@@ -128,7 +132,7 @@ def _open(pid: int) -> int:
 
 
 def _exists(pid: int) -> bool:
-    try:
+    try:  # a dead process counts until the pool has reaped it
         os.kill(pid, 0)
     except ProcessLookupError:
         return False

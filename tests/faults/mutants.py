@@ -262,8 +262,8 @@ MUTANTS = (
     Mutant(
         "one deadline over a store call",
         "store/redis/connection.py",
-        "        self._sock.settimeout(self._connection.socket_timeout)\n",
-        "        self._sock.settimeout(None)\n",
+        "                self._sock.settimeout(left)\n",
+        "                self._sock.settimeout(None)\n",
         "test_store_faults.py::test_half_open",
         "store error",
     ),

@@ -63,5 +63,5 @@ ERRORS = {"RuntimeError": RuntimeError, "SystemExit": SystemExit}
 if conf.get("faults_renewal"):
     _break(Renewer, "renew_due", "renewal", ERRORS[conf["faults_renewal"]])
 if conf.get("faults_watch"):
-    for owner, step in ((Supervisor, "release_dead"), (Renewer, "renew_due")):
+    for owner, step in ((Supervisor, "watch_children"), (Renewer, "renew_due")):
         _break(owner, step, "watch", ERRORS[conf["faults_watch"]])

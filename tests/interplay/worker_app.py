@@ -8,6 +8,8 @@ from celery import Celery
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
+from tests.interplay import whole_files
+
 #: Name of the queue that gives each message to every worker.
 NEWS = "news"
 
@@ -21,6 +23,8 @@ def arrange_queues(app: Celery) -> None:
         jobs = Exchange(f"{default}-topic", type="topic")
         app.conf.task_queues = (Queue(default), Queue(jobs.name, jobs, routing_key="jobs.#"))
 
+
+whole_files.use()  # here, because workers and the tests' own process both import this module
 
 if "SINGLETON_TEST_CONF" in os.environ:
     from tests.integration.worker_app import app

@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 POOLS = {"eventlet", "gevent", "greenlet"}
 
 PROBE = """
-import socket, threading, signal, sys, _thread
+import importlib.util, socket, threading, signal, sys, _thread
 import celery, celery.signals, celery.app.task
 started, connected = [], []
 begin = _thread.start_new_thread
@@ -35,8 +35,9 @@ assert call is celery.Task.__call__
 assert 1 == threading.active_count()
 assert "redis" not in sys.modules, "Redis client loaded"
 {more}
-late = ["bootstep", "watch", "stores.memory"]
+late = ["worker.bootstep", "store.memory", "store.redis"]
 assert not [name for name in late if f"celery_singleton_lock.{{name}}" in sys.modules]
+assert all(importlib.util.find_spec(f"celery_singleton_lock.{{name}}") for name in late[:2])
 print("clean")
 """
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Holder, Lease, LockLost, Raise, RetryLater, SingletonMixin, Skip, signals
+from celery_singleton_lock import Holder, Lease, LockLost, Raise, SingletonMixin, Skip, signals
+from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.testing import hold, memory_store
 from tests.servers import until
 
@@ -171,7 +172,7 @@ def test_tests(names: Names) -> None:
         names[name]()
 
 
-@pytest.mark.parametrize("policy", [Skip(), RetryLater(), Raise()], ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize("policy", NAMED.values(), ids=lambda policy: type(policy).__name__)
 def test_policy_defaults(policy: object) -> None:
     """The table of policies shows each policy with its defaults."""
     assert f"| `{policy!r}` |" in TEXT

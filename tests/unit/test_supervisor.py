@@ -221,7 +221,7 @@ def test_no_error_ends_the_supervisor(
 ) -> None:
     """An unexpected error is reported and ends no thread: leases are renewed, and the next death is noticed."""
     errors: list[BaseException] = []
-    once = {"release_dead", "renew_due"}
+    once = {"watch_children", "renew_due"}
 
     def broken(owner: type, step: str) -> None:
         call = getattr(owner, step)
@@ -234,7 +234,7 @@ def test_no_error_ends_the_supervisor(
 
         monkeypatch.setattr(owner, step, instead)
 
-    broken(Supervisor, "release_dead")
+    broken(Supervisor, "watch_children")
     broken(Renewer, "renew_due")
     supervisor = Supervisor(store, errors.append)
     pid, one = fork(), lease_request("one", ttl=1.2)

@@ -30,7 +30,7 @@ class Command:
 class _DeadlineSocket:
     """A socket whose operations all end by its connection's deadline: redis-py looks each of them up when it calls it.
 
-    A timeout that is less than a millisecond wrong is left as it is: to set it costs a system call, for which Python gives up the GIL.
+    A timeout that is less than a millisecond wrong stays: to set it is a system call, for which Python releases the GIL.
     """
 
     def __init__(self, sock: Any, connection: Any) -> None:

@@ -49,20 +49,20 @@ class RedisStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         keys = (wanted.completed, *task_keys(wanted.base))
-        answer, *more = self._run("acquire", _request(wanted, keys, "1" if wanted.redelivered else ""), timeout)
+        answer, *more = self._run("acquire", _request_words(wanted, keys, "1" if wanted.redelivered else ""), timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
         return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        return [RenewResult(answer) for answer in self._run("renew", _renewal(leases), timeout)]
+        return [RenewResult(answer) for answer in self._run("renew", _renewal_words(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self._run("reacquire", _request(wanted, task_keys(wanted.base), str(fence)), timeout)
+        answer, done = self._run("reacquire", _request_words(wanted, task_keys(wanted.base), str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        return bool(self._run("release", _release(wanted, "1" if success else ""), timeout))
+        return bool(self._run("release", _release_words(wanted, "1" if success else ""), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -107,16 +107,16 @@ def _call(keys: Sequence[str], *arguments: str) -> Command:
     return Command(str(len(keys)), *keys, *arguments)
 
 
-def _request(wanted: LeaseRequest, keys: Sequence[str], last: str) -> Command:
+def _request_words(wanted: LeaseRequest, keys: Sequence[str], last: str) -> Command:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
     return _call((wanted.lock, wanted.attempt, *keys), wanted.token, _ms(wanted.ttl), *who, last)
 
 
-def _release(wanted: LeaseRequest, success: str) -> Command:
+def _release_words(wanted: LeaseRequest, success: str) -> Command:
     return _call((_lock(wanted), wanted.attempt, wanted.completed), wanted.token, _ms(wanted.ttl), success)
 
 
-def _renewal(leases: Sequence[LeaseRequest]) -> Command:
+def _renewal_words(leases: Sequence[LeaseRequest]) -> Command:
     keys = [key for one in leases for key in (_lock(one), one.attempt, task_keys(one.base)[2])]
     return _call(keys, *[word for one in leases for word in (one.token, _ms(one.ttl))])
 
