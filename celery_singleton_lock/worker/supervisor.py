@@ -119,9 +119,8 @@ class Supervisor:
             os.close(child.handle)
         self._renewer.remove(child.lease)
         self._renewer.release_later(PendingRelease(child.lease.request, success=False, outcome=False))
-        logger.info(
-            "Pool process %d died; a lock that it held is released: task id %s", pid, child.lease.request.task_id
-        )
+        if child.lease.is_running():
+            logger.info("Pool process %d died, its lock is released: task id %s", pid, child.lease.request.task_id)
 
 
 def _open(pid: int) -> int:
