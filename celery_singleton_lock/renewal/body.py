@@ -13,14 +13,7 @@ from celery_singleton_lock.store.protocol import LockStore, RenewResult
 
 
 class BodyRenewal:
-    """A `RenewalHandler`; also answers `Lease.ensure` past the deadline.
-
-    Arguments:
-        store: for the renewal thread.
-        body_store: for the threads of bodies.
-        events: reports what happens.
-        clock: gives the time in seconds.
-    """
+    """A `RenewalHandler`; also answers `Lease.ensure` past the deadline, for the threads of bodies, from `body_store`."""
 
     def __init__(
         self, store: LockStore, body_store: LockStore, events: EventLogger, clock: Callable[[], float] = now

@@ -14,10 +14,7 @@ ERROR_DELAY = 0.1  # seconds from an error to the next step
 class BackgroundLoop:
     """Runs a step whenever it is due, in a native daemon thread that starts at the first `wake`.
 
-    Arguments:
-        step: does what is due and returns when it is due next, as a time of `clock`; infinity: not before `wake`.
-        on_error: is called with an error of the step.
-        clock: gives the time in seconds.
+    The step returns when it is due next, as a time of the clock, or infinity: not before `wake`. Its errors go to `on_error`.
     """
 
     def __init__(

@@ -13,18 +13,12 @@ LONGEST_INTERVAL = 2.5  # seconds between two attempts
 
 
 class PendingRelease:
-    """A release that goes on until the store has confirmed it, and has the task's outcome if a redelivery waits for that.
-
-    Arguments:
-        request: the lease.
-        success: whether the body returned.
-        outcome: whether the task succeeded and its result is stored; None while that is not known.
-    """
+    """A release that goes on until the store has confirmed it, and has the task's outcome if a redelivery waits for that."""
 
     def __init__(self, request: LeaseRequest, success: bool, outcome: bool | None = None) -> None:
         self.request = request
-        self.success = success
-        self.outcome = outcome
+        self.success = success  # whether the body returned
+        self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it

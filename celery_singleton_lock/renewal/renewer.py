@@ -47,14 +47,7 @@ class RenewalHandler(Protocol[L_contra]):
 
 
 class Renewer(Generic[L]):
-    """Renews the leases of one process.
-
-    Arguments:
-        store: where the leases are.
-        handler: decides what results mean.
-        on_error: is called with unexpected errors.
-        clock: gives the time in seconds.
-    """
+    """Renews the leases of one process; `on_error` is called with unexpected errors."""
 
     def __init__(
         self,

@@ -32,11 +32,7 @@ class _Record:
 
 
 class MemoryStore:
-    """The `LockStore` verbs over a dict.
-
-    Arguments:
-        clock: returns the time in seconds.
-    """
+    """The `LockStore` verbs over a dict."""
 
     def __init__(self, clock: Callable[[], float] = now) -> None:
         self._clock = clock

@@ -17,33 +17,20 @@ REVOKED_TTL = 3600.0
 
 @dataclass(slots=True)
 class LeaseRequest:
-    """One delivery's request for a lease, and the keys that it concerns.
+    """One delivery's request for a lease, and the keys that it concerns."""
 
-    Arguments:
-        base: what all keys of the task name start with, a cluster's hash tag included.
-        digest: of the signature; empty in a supervisor, which knows the token alone.
-        token: the delivery's secret.
-        ttl: life of the lease in seconds.
-        supervised: a supervisor renews and releases too: note which lock the token owns.
-        redelivered: an earlier delivery of the same message may be running, or may have run.
-    """
-
-    base: str
-    digest: str
-    token: str = field(repr=False)
-    ttl: float
+    base: str  # what all keys of the task name start with, a cluster's hash tag included
+    digest: str  # of the signature; empty in a supervisor, which knows the token alone
+    token: str = field(repr=False)  # the delivery's secret
+    ttl: float  # seconds
     task_id: str = ""
     node: str = ""
     pid: int = 0
-    supervised: bool = False
-    redelivered: bool = False
-
-    #: Key of the lock.
-    lock: str = field(init=False)
-    #: Key of the note that names the token's lock.
-    attempt: str = field(init=False, repr=False)
-    #: Key of the note that tells a waiting redelivery how this delivery ended.
-    completed: str = field(init=False)
+    supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
+    redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
+    lock: str = field(init=False)  # key of the lock
+    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
+    completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
 
     def __post_init__(self) -> None:
         self.lock = f"{self.base}:lock:{self.digest}"

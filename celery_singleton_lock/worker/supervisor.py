@@ -26,19 +26,12 @@ POLL = 0.5  # seconds after which children are looked at whose death the system 
 
 @dataclass(eq=False)
 class ChildLease:
-    """The lease that a child may have for its present delivery.
+    """The lease that a child may have for its present delivery."""
 
-    Arguments:
-        request: the delivery; the digest is empty, as the main process does not look at arguments.
-        is_running: tells whether the pool still waits for the delivery's end.
-        due: when it is to be renewed.
-        revoked: an operator took the lock; the child finds out for itself.
-    """
-
-    request: LeaseRequest
-    is_running: Callable[[], bool]
+    request: LeaseRequest  # without a digest, as the main process does not look at arguments
+    is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
     due: float
-    revoked: bool = False
+    revoked: bool = False  # the child finds out for itself
 
     def is_active(self) -> bool:
         return not self.revoked and self.is_running()
@@ -58,11 +51,6 @@ class Supervisor:
 
     Celery reports a hard time limit before the child has exited. From then on the supervisor neither renews nor releases; the
     child renews for itself, and releases if it can.
-
-    Arguments:
-        store: where the leases are.
-        on_error: is called with unexpected errors.
-        clock: gives the time in seconds.
     """
 
     def __init__(
