@@ -83,7 +83,7 @@ def _after_a_request(task: Any, sample: Sample) -> Sample:
     return after
 
 
-def claim_of(task: Any, *args: Any) -> LeaseRequest:
+def request_for(task: Any, *args: Any) -> LeaseRequest:
     """The claim of a delivery with these arguments."""
     plan, request = config_for(task), request_of(task, args)
     token, ttl = request["id"].replace("-", ""), plan.options.lock_ttl
@@ -91,7 +91,7 @@ def claim_of(task: Any, *args: Any) -> LeaseRequest:
 
 
 def _store_cycle(stage: Stage) -> Callable[[], None]:
-    store, claim = context_of(stage.app).store, claim_of(stage.tasks[OURS], *SCALARS)
+    store, claim = context_of(stage.app).store, request_for(stage.tasks[OURS], *SCALARS)
 
     def cycle() -> None:
         store.acquire(claim)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.cycle import claim_of
+from benchmarks.cycle import request_for
 from benchmarks.report import Section, Table
 from benchmarks.stage import Stage
 from benchmarks.sweep import FAR, leases
@@ -18,7 +18,7 @@ from celery_singleton_lock.context import context_of
 
 HOW = (
     "Process: bytes that Python has allocated for many held locks that have been renewed (tracemalloc), divided by their number; "
-    "the peers' task classes keep nothing there, and renew nothing; what the two lock objects take was not looked at. "
+    "the peers' task classes keep nothing there, and renew nothing; their lock objects were not measured. "
     "Store: growth of used_memory by many locks of "
     "different signatures, divided by their number."
 )
@@ -45,7 +45,7 @@ def in_process(stage: Stage, size: int) -> int:
         with leases(stage, size, FAR) as (renewer, granted):
             for lease in granted:
                 lease.due = 0.0
-            renewer.renew_due()  # keeps the words of renewals
+            renewer.renew_due()
             gc.collect()
             return (tracemalloc.get_traced_memory()[0] - before) // size
     finally:
@@ -73,7 +73,7 @@ def _makers(stage: Stage) -> dict[str, Callable[[int], object]]:
     store = context_of(stage.app).store
 
     def claim(number: int) -> Any:
-        return claim_of(tasks[OURS], number, "account-17", 0.0)
+        return request_for(tasks[OURS], number, "account-17", 0.0)
 
     makers: dict[str, Callable[[int], object]] = {
         OURS: lambda number: store.acquire(claim(number)),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.cycle import claim_of
+from benchmarks.cycle import request_for
 from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Rounds, Spread, timed
 from benchmarks.stage import Stage
@@ -16,8 +16,9 @@ from benchmarks.tasks import OURS
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.events import EventLogger
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 
 SIZES = (1, 100, 1000, 10_000)
@@ -70,7 +71,7 @@ def swept(stage: Stage, size: int, rounds: int) -> Swept:
     return Swept(wall, cpu[2:], len(commands))
 
 
-def _sweeping(renewer: Renewer, held_leases: list[Lease], cpu: list[float]) -> Callable[[], float]:
+def _sweeping(renewer: Renewer[LeaseState], held_leases: list[LeaseState], cpu: list[float]) -> Callable[[], float]:
     def sweep() -> float:
         for lease in held_leases:
             lease.due = 0.0
@@ -83,12 +84,15 @@ def _sweeping(renewer: Renewer, held_leases: list[Lease], cpu: list[float]) -> C
 
 
 @contextmanager
-def leases(stage: Stage, size: int, ttl: float) -> Iterator[tuple[Renewer, list[Lease]]]:
+def leases(stage: Stage, size: int, ttl: float) -> Iterator[tuple[Renewer[LeaseState], list[LeaseState]]]:
     """So many leases of different signatures, granted by the store, in a renewer of their own."""
     store, task = context_of(stage.app).store, stage.tasks[OURS]
-    hub = CallbackRunner()
-    renewer = Renewer(store, store, hub, EventLogger(hub))
-    granted = [_granted(stage, store, task, renewer, ttl) for _ in range(size)]
+    events = EventLogger(CallbackRunner())
+    handler = BodyRenewal(store, store, events)
+    renewer = Renewer(store, handler, events.loop_failed)
+    granted = [_granted(stage, store, task, handler, ttl) for _ in range(size)]
+    for lease in granted:
+        renewer.add(lease)
     try:
         yield renewer, granted
     finally:
@@ -97,13 +101,12 @@ def leases(stage: Stage, size: int, ttl: float) -> Iterator[tuple[Renewer, list[
         stage.clear()
 
 
-def _granted(stage: Stage, store: Any, task: Any, renewer: Renewer, ttl: float) -> Lease:
-    claim = replace(claim_of(task, next(stage.numbers), "account-17", 0.0), ttl=ttl)
+def _granted(stage: Stage, store: Any, task: Any, handler: BodyRenewal, ttl: float) -> LeaseState:
+    wanted = replace(request_for(task, next(stage.numbers), "account-17", 0.0), ttl=ttl)
     sent_at = now()
-    verdict = store.acquire(claim)
-    lease = Lease(claim.lock, claim, task)
-    lease.granted(sent_at, verdict.fence, renewer.verify)
-    renewer.add(lease)
+    result = store.acquire(wanted)
+    lease = LeaseState(wanted, task)
+    lease.granted(sent_at, result.fence, handler.verify)
     return lease
 
 
