@@ -88,11 +88,13 @@ class Renewer(Generic[L]):
         """Renew what is due, or nearly so, and attempt pending releases; return when the next is due."""
         time, planned = self._clock(), self._planned
         self._planned = math.inf  # whoever adds a lease from now on wakes the thread
-        due = [lease for lease in list(self._leases.values()) if lease.due <= time + lease.request.ttl / 12]
-        for lease in due:
-            if not lease.is_active():
-                self.remove(lease)
-        active = [lease for lease in due if lease.request.token in self._leases]
+        active = []
+        for lease in list(self._leases.values()):
+            if lease.due <= time + lease.request.ttl / 12:
+                if lease.is_active():
+                    active.append(lease)
+                else:
+                    self.remove(lease)
         for start in range(0, len(active), BATCH):
             self._renew(active[start : start + BATCH])
         # The plan is kept though its lease has ended: a stream of short tasks does not wake the thread for each of them.

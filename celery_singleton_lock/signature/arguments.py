@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
@@ -19,15 +19,43 @@ from celery_singleton_lock.errors import SignatureError
 _REST: Mapping[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
 
 
-@dataclass(frozen=True)
 class Call:
-    """The arguments of one call, defaults filled in."""
+    """The arguments of one call, defaults filled in.
 
-    by_parameter: Mapping[str, Any]  # ``*args`` and ``**kwargs`` included
-    named: Mapping[str, Any]  # the content of ``**kwargs`` included
-    unnamed: Sequence[Any]  # the content of ``*args``
-    is_changed: bool  # by a decorator, on the way to the function
-    hidden: Collection[str]  # names of the parameters that an unnamed argument may belong to
+    Attributes:
+        by_parameter: ``*args`` and ``**kwargs`` included.
+        is_changed: whether a decorator changes the arguments on their way to the function.
+    """
+
+    def __init__(self, parameters: Parameters, bound: inspect.BoundArguments, is_changed: bool) -> None:
+        self.by_parameter: Mapping[str, Any] = {**parameters.defaults, **bound.arguments}
+        self.is_changed = is_changed
+        self._parameters, self._bound = parameters, bound
+
+    @cached_property
+    def _found(self) -> tuple[dict[str, Any], Sequence[Any]]:
+        return _by_name(self._bound)
+
+    @property
+    def unnamed(self) -> Sequence[Any]:
+        """The content of ``*args``."""
+        return self._found[1]
+
+    @property
+    def hidden(self) -> Collection[str]:
+        """Names of the parameters that an unnamed argument of a changed call may belong to."""
+        if not (self.is_changed and self.unnamed):
+            return ()
+        return [
+            name for name in self._parameters.single if name not in self._found[0] and name not in self._parameters.own
+        ]
+
+    @property
+    def named(self) -> Mapping[str, Any]:
+        """Arguments by name, the content of ``**kwargs`` included."""
+        known, hidden = {**self._parameters.defaults, **self._found[0]}, self.hidden
+        order = [name for name in self._parameters.single if name in known and name not in hidden]
+        return {name: known[name] for name in (*order, *sorted(self._found[0]))}
 
     def argument(self, name: str) -> Any:
         """Return the argument of one parameter."""
@@ -46,17 +74,18 @@ class Parameters:
     Attributes:
         names: of all parameters.
         single: names of the parameters that take one argument each, in order.
+        own: of these, what the decorator has, or the function where there is none.
         defaults: by name, what a parameter gets that is not passed.
         args_name, kwargs_name: names of ``*args`` and ``**kwargs``, "" where there is none.
     """
 
     def __init__(self, function: inspect.Signature, decorator: inspect.Signature | None = None) -> None:
         self._function, self._shown = function, decorator or function
-        self._own = _single(self._shown)
-        parameters = {**function.parameters, **self._own}
+        self.own = _single(self._shown)
+        parameters = {**function.parameters, **self.own}
         kinds = {p.kind: p.name for p in (*self._shown.parameters.values(), *parameters.values())}
         self.names = parameters.keys()
-        self.single = list({**_single(function), **self._own})
+        self.single = list({**_single(function), **self.own})
         self.args_name = kinds.get(Parameter.VAR_POSITIONAL, "")
         self.kwargs_name = kinds.get(Parameter.VAR_KEYWORD, "")
         defaults = {name: _REST.get(p.kind, p.default) for name, p in parameters.items()}
@@ -66,19 +95,7 @@ class Parameters:
         """Give the arguments of a call their names, or raise the `TypeError` of a call that does not fit."""
         shown = self._shown.bind(*args, **kwargs)
         bound = shown if self._function is self._shown else self._passed_on(shown, args, kwargs)
-        is_changed = bound is None
-        named, unnamed = _by_name(bound or shown)
-        # An unnamed argument of a changed call may belong to any parameter without a name in the call or the decorator.
-        sure = named.keys() | self._own.keys() if is_changed and unnamed else self.single
-        known = {**self.defaults, **named}
-        order = [name for name in self.single if name in known and name in sure] + sorted(named)
-        return Call(
-            by_parameter={**self.defaults, **(bound or shown).arguments},
-            named={name: known[name] for name in order},
-            unnamed=unnamed,
-            is_changed=is_changed,
-            hidden=[name for name in self.single if name not in sure],
-        )
+        return Call(self, bound or shown, is_changed=bound is None)
 
     def _passed_on(
         self, shown: inspect.BoundArguments, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -88,7 +105,7 @@ class Parameters:
             passed_on = self._function.bind(*args, **kwargs)
         except TypeError:
             return None
-        both = shown.arguments.keys() & self._own.keys()
+        both = shown.arguments.keys() & self.own.keys()
         agree = all(passed_on.arguments.get(name, Call) is shown.arguments[name] for name in both)
         return passed_on if agree else None
 

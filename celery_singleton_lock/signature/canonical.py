@@ -20,6 +20,7 @@ from uuid import UUID
 from celery_singleton_lock.errors import SignatureError
 
 MAX_DEPTH = 64
+_PLAIN = frozenset({str, float, bool, type(None)})
 _JSON = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 #: Types whose values have a text that is the same everywhere. A datetime is also a date, so it comes first.
 _TEXTS: dict[type, Callable[[Any], str]] = {
@@ -34,10 +35,10 @@ _TEXTS: dict[type, Callable[[Any], str]] = {
 
 def canonical(value: Any, parameter: str, depth: int = 0) -> Any:
     """Return the canonical form of an argument, or of a part of it that lies `depth` levels deep."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Enum):
         return canonical(value.value, parameter, depth)
-    if value is None or isinstance(value, bool):
-        return value
     # JSON, too, ignores what a subclass makes of these methods.
     if isinstance(value, str):
         return str.__str__(value)

@@ -30,6 +30,7 @@ def _script(name: str) -> tuple[str, str]:
     return str(text, "utf-8"), sha1(text, usedforsecurity=False).hexdigest()
 
 
+_RENEW_RESULTS = {result.value: result for result in RenewResult}
 _SCRIPTS = {name: _script(name) for name in ("acquire", "renew", "reacquire", "release", "holder", "revoke")}
 
 
@@ -55,7 +56,7 @@ class RedisStore:
         return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        return [RenewResult(answer) for answer in self._run("renew", _renewal_words(leases), timeout)]
+        return [_RENEW_RESULTS[answer] for answer in self._run("renew", _renewal_words(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         answer, done = self._run("reacquire", _request_words(wanted, task_keys(wanted.base), str(fence)), timeout)
@@ -117,7 +118,7 @@ def _release_words(wanted: LeaseRequest, success: str) -> Command:
 
 
 def _renewal_words(leases: Sequence[LeaseRequest]) -> Command:
-    keys = [key for one in leases for key in (_lock(one), one.attempt, task_keys(one.base)[2])]
+    keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
     return _call(keys, *[word for one in leases for word in (one.token, _ms(one.ttl))])
 
 
