@@ -47,7 +47,7 @@ def test_cycle(own_stage: Stage) -> None:
 
 
 def test_frames(own_stage: Stage) -> None:
-    """Around a body no more than 160 Python functions are called; 132 with Python 3.11, Celery 5.7 and redis-py 8.1."""
+    """Around a body no more than 210 Python functions are called; 175 with Python 3.11, Celery 5.7, redis-py 8.1 and no hiredis."""
     called: list[str] = []
 
     def look(frame: Any, event: str, _: object) -> None:
@@ -62,7 +62,7 @@ def test_frames(own_stage: Stage) -> None:
         sys.setprofile(None)
     around = called[called.index("guarded") : called.index("pop")]
     assert nothing.__name__ in around
-    assert 35 < len(around) <= 160, " ".join(around)
+    assert 35 < len(around) <= 210, " ".join(around)
 
 
 def test_key(own_stage: Stage) -> None:

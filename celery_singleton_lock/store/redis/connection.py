@@ -96,6 +96,7 @@ def _exchange(connection: Any, command: Command, deadline: float) -> Any:
     if connection._sock is None:
         connection.connect()
     connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
-    connection.send_packed_command(connection.pack_command(*command.texts), check_health=False)
+    # In one write: a server that refuses a command after its first words closes the connection.
+    connection.send_packed_command([b"".join(connection.pack_command(*command.texts))], check_health=False)
     connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
     return connection.read_response()
