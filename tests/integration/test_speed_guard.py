@@ -1,7 +1,6 @@
-"""Speed as far as any machine can judge it: commands are counted, and times compared within one run, with a wide margin.
+"""Speed limits that hold on any machine: counts of commands, and ratios of times within one run, with a wide margin.
 
-Of several rounds the best one of each counts: a busy machine spoils some, what has become slow spoils all. For figures, see
-`benchmarks`.
+The best of several rounds counts: a busy machine slows some rounds, a regression slows all. For figures, see `benchmarks`.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from benchmarks.tracer import around_body
 
 @pytest.fixture(scope="module")
 def own_stage() -> Iterator[Stage]:
-    """A broker and a store that nobody else talks to."""
+    """Yield an app whose broker and store have no other clients."""
     with stage(quick=True) as made:
         yield made
 
 
 def best(rounds: Rounds, name: str, reference: str) -> float:
-    """The ratio of what each took in its best round."""
+    """Return the ratio of the best times of both."""
     return min(rounds.values[name]) / min(rounds.values[reference])
 
 
 def test_commands(own_stage: Stage) -> None:
-    """A run costs the store two commands, a duplicate one."""
+    """A run sends the store two commands, a duplicate one."""
     counted = commands.count(own_stage, Deliveries(own_stage), OURS)
     assert [2, 1] == [len(sent) for sent, _ in counted.values()], counted
 
 
 def test_cycle(own_stage: Stage) -> None:
-    """All around a body takes at most five times as long as the same two commands over a raw socket."""
+    """The code around a body takes at most five times as long as the same two commands over a raw socket."""
     with own_stage.socket() as raw:
         found = cycle.candidates(own_stage, raw)
         compared = {name: median_of(found[name], 50) for name in (cycle.RAW, cycle.LIBRARY)}
@@ -47,14 +46,14 @@ def test_cycle(own_stage: Stage) -> None:
 
 
 def test_frames(own_stage: Stage) -> None:
-    """Around a body no more than 160 Python functions are called; 132 with Python 3.11, Celery 5.7 and redis-py 8.1."""
+    """At most 160 Python functions are called around a body; 132 with Python 3.11, Celery 5.7 and redis-py 8.1."""
     called: list[str] = []
 
     def look(frame: Any, event: str, _: object) -> None:
         if event == "call":
             called.append(frame.f_code.co_name)
 
-    around_body(own_stage.tasks[OURS], SCALARS, supervised=True)  # makes plan, connection and scripts
+    around_body(own_stage.tasks[OURS], SCALARS, supervised=True)  # creates the plan, the connection and the scripts
     sys.setprofile(look)
     try:
         around_body(own_stage.tasks[OURS], SCALARS, supervised=True)
@@ -71,7 +70,7 @@ def test_key(own_stage: Stage) -> None:
 
 
 def test_sweep(own_stage: Stage) -> None:
-    """Leases are renewed by hundreds, in at most four times what the same commands take over a raw socket."""
+    """Renewals of 100 leases at a time take at most four times as long as the same commands over a raw socket."""
     found = sweep.swept(own_stage, 1000, 5)
     assert 10 == found.commands
     assert best(found.wall, sweep.LIBRARY, sweep.RAW) < 4
