@@ -54,9 +54,9 @@ class Connections:
 
 
 def test_connections_are_bounded(env: WorkerEnvironment, pool: str, own_store: RedisServer) -> None:
-    """However many bodies end at once, a worker has no more connections than the limit.
+    """A worker never has more connections than the limit, however many bodies end at the same time.
 
-    Each of prefork's processes has one, and a second one if it renews just then.
+    Each prefork process has one, and a second one if it renews at that time.
     """
     tags = [env.other_tag(str(number)) for number in range(BODIES)]
     results = [env.job("skip_short").delay(tag, "hold") for tag in tags]
