@@ -108,7 +108,7 @@ def test_no_kill_while_a_worker_has_a_message_unread(scene: Scene, redis: Any, w
 
 
 def test_each_sync_that_was_cut_is_asked_for_again(scene: Scene) -> None:
-    """One that began while the kill was under way is cut as well."""
+    """The reaper requests each interrupted sync again, including one that began during the kill."""
     scene.meanwhile = lambda: scene.runs("sync_account", "sync acme", NOW)
     scene.tick()
     assert ["acme"] == scene.paid
