@@ -144,7 +144,7 @@ def _orders(parent: int) -> Iterator[tuple[str, str]]:
 
 
 def kill_group(group: int, number: int = signal.SIGKILL) -> None:
-    """Send a signal to a whole process group; a group that is gone is no error."""
+    """Send a signal to a whole process group; a missing group is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
@@ -326,7 +326,7 @@ class RedisServer:
         return process.running
 
     def stop(self) -> None:
-        """Kill it: whoever is connected sees the connection end; its data are gone."""
+        """Kill the server: its connections close and its data are lost."""
         if self._process is not None:
             self._process.stop(timeout=0)
 

@@ -1,4 +1,4 @@
-"""The stores that the contract suite runs over, each with names of the test's own."""
+"""The stores that the contract suite runs on, with key names unique to each test."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ MakeStore = Callable[..., RedisStore]
 
 
 class Backing(Protocol):
-    """A store with what a test needs to examine its data."""
+    """A store, with the means to examine and change its data."""
 
     store: LockStore
 
     def keys(self) -> list[str]:
-        """Names of all that is stored."""
+        """Return the names of all stored keys."""
 
     def wait(self, seconds: float) -> None:
-        """Let time go by, by the store's clock."""
+        """Advance the store's clock."""
 
     def lives(self, key: str) -> float:
-        """Seconds until this expires."""
+        """Return the seconds until a key expires."""
 
     def lose(self, *keys: str) -> None:
-        """Forget these keys, or all."""
+        """Delete these keys, or all keys."""
 
 
 class MemoryBacking:
-    """The store in memory, with a clock that only a test moves."""
+    """The store in memory, with a clock that only the test advances."""
 
     def __init__(self) -> None:
         self._time = 1000.0
@@ -64,7 +64,7 @@ class MemoryBacking:
 
 
 class RedisBacking:
-    """A store on a server; its time goes by when the keys' expiries are put forward."""
+    """A store on a server; shorter expiries of all keys stand for time that passes."""
 
     def __init__(self, url: str, base: str) -> None:
         self.store: Any = RedisStore(connector(url, {}), 2.0, 4)
@@ -93,7 +93,7 @@ class RedisBacking:
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[RedisServer]:
-    """A Valkey of this run."""
+    """Start the Valkey of this run."""
     before = servers.redis_program
     servers.redis_program = lambda: str(VALKEY)
     try:
@@ -106,18 +106,18 @@ def valkey_server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def base() -> str:
-    """What all keys of a test start with."""
+    """Return the first part of all keys of a test."""
     return f"contract:{{{secrets.token_hex(6)}}}"
 
 
-#: On PATH or packaged; without one, no test runs on Valkey.
+#: The program on PATH or from a package; without it no test runs on Valkey.
 VALKEY = shutil.which("valkey-server") or servers.packaged_program(["valkey-server"])
 KINDS = ["memory", "redis", *(["valkey"] if VALKEY else [])]
 
 
 @pytest.fixture(params=KINDS)
 def backing(request: pytest.FixtureRequest, base: str) -> Iterator[Backing]:
-    """Each store in turn."""
+    """Yield each store in turn."""
     if request.param == "memory":
         yield MemoryBacking()
         return
@@ -134,7 +134,7 @@ def store(backing: Backing) -> LockStore:
 
 @pytest.fixture
 def lease_request(base: str) -> Callable[..., LeaseRequest]:
-    """Make requests, each with a token of its own unless one is given."""
+    """Return a function that makes requests, each with its own token unless one is given."""
 
     def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseRequest:
         token = token or secrets.token_hex(16)
@@ -147,7 +147,7 @@ def lease_request(base: str) -> Callable[..., LeaseRequest]:
 
 @pytest.fixture
 def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
-    """Makes stores on the run's Redis, or on another URL."""
+    """Yield a function that makes stores on the run's Redis or on another URL."""
     made = []
 
     def make(url: str = "", timeout: float = 1.0, limit: int | None = None, tls: Any = None) -> RedisStore:
@@ -161,14 +161,14 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[Any]:
-    """A client of the run's Redis, to examine the store's data."""
+    """Yield a client of the run's Redis, to examine the store's data."""
     with Redis.from_url(redis_server.url(), decode_responses=True) as found:
         yield found
 
 
 @pytest.fixture
 def own_server() -> Iterator[Callable[..., RedisServer]]:
-    """Starts servers that a test may break."""
+    """Yield a function that starts servers which a test may break."""
     started = []
 
     def start(*options: str) -> RedisServer:
@@ -183,7 +183,7 @@ def own_server() -> Iterator[Callable[..., RedisServer]]:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, and its key."""
+    """Return a self-signed certificate for localhost and its key."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("no openssl on PATH")

@@ -1,4 +1,4 @@
-"""Many threads and processes on few locks: nobody is ever in a critical section with another."""
+"""Many threads and processes compete for few locks: no two are ever in one critical section."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LOCKS = 3
 
 
 def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: Callable[[str, str], bool]) -> int:
-    """Take random locks for some time; answers how often one was granted.
+    """Acquire random locks for some time, and return how many were granted.
 
     Arguments:
-        enter: enters a lock's critical section with a token; false if someone is in it.
-        leave: leaves it; false if someone else is in it meanwhile.
+        enter: enters a lock's critical section with a token; returns false if another token is in it.
+        leave: leaves the critical section; returns false if another token has entered it.
 
     Raises:
         AssertionError: the promise is broken.
@@ -38,7 +38,7 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
             base, digest, secrets.token_hex(8), 20.0, secrets.token_hex(4), supervised=random.random() < 0.5
         )
         other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, lease_request.task_id)
-        store.release(other, success=True)  # nobody's token frees nothing
+        store.release(other, success=True)  # a token without a lease releases nothing
         if store.acquire(lease_request).status is not AcquireStatus.GRANTED:
             assert store.renew([lease_request]) != [RenewResult.RENEWED], "renewed without a lease"
             continue
@@ -66,7 +66,7 @@ def test_threads_in_memory() -> None:
 
 
 def hammer(threads: int, work: Callable[[], int]) -> None:
-    """Do this in so many threads; fails if any of them does, or if not each was granted something."""
+    """Do the work in several threads, and check that all succeed and that locks were granted."""
     granted: list[int] = []
     failures: list[BaseException] = []
 
@@ -87,7 +87,7 @@ def hammer(threads: int, work: Callable[[], int]) -> None:
 
 
 def on_server(url: str, base: str, threads: int) -> None:
-    """The same against a server, which also keeps the critical sections."""
+    """Compete for locks on a server, which also records the critical sections."""
     store = RedisStore(connector(url, {}), 10.0, 3)
     redis: Any = Redis.from_url(url, decode_responses=True)
 
@@ -101,7 +101,7 @@ def on_server(url: str, base: str, threads: int) -> None:
 
 
 def test_threads_and_processes_on_redis(redis_server: RedisServer) -> None:
-    """Threads of several processes exclude each other, and leave nothing behind."""
+    """Threads of several processes exclude each other and leave no keys behind."""
     url, base = redis_server.url(), f"hammer:{{{secrets.token_hex(6)}}}"
     children = []
     for _ in range(3):

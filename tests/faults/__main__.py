@@ -1,7 +1,7 @@
-"""Runs the fault matrix, several tests side by side, since they mostly wait: ``python -m tests.faults [WORD ...]``.
+"""Runs the fault matrix, several tests in parallel, since they mostly wait: ``python -m tests.faults [WORD ...]``.
 
-Each test function runs in a pytest of its own. A word selects those whose name contains it. At the end comes one table of all
-bounds and figures, and what failed, with its output.
+Each test function runs in its own pytest. A word selects the functions whose name contains it. At the end comes one table of
+all bounds and figures, and the failed tests with their output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.servers import new_directory, remove_directory
 
 HERE = Path(__file__).parent
-SHOWN = 20_000  # characters of a failed test's output, from its beginning (what failed) and its end (the logs)
+SHOWN = 20_000  # characters of a failed test's output, from its start (the failure) and its end (the logs)
 #: These take longest, so they start first.
 FIRST = ("test_renewal_goes_on", "test_cold_and_soft", "test_whole_worker", "test_reply_lost", "test_regex")
 
@@ -36,7 +36,7 @@ def functions(words: list[str]) -> list[str]:
 
 
 def run(name: str, figures: Path) -> tuple[str, int, str, float]:
-    """Run one test function; answers its name, its exit code, its output, and how many seconds it took."""
+    """Run one test function, and return its name, exit code, output and duration in seconds."""
     begin = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:warnings", name]
     env = {**os.environ, "FAULTS_FIGURES": str(figures)}
@@ -47,7 +47,7 @@ def run(name: str, figures: Path) -> tuple[str, int, str, float]:
 
 
 def matrix(options: argparse.Namespace) -> bool:
-    """Run the matrix once, and tell whether it is green."""
+    """Run the matrix once, and return whether it passed."""
     begin, directory = time.monotonic(), new_directory("matrix")
     figures = directory / "figures.jsonl"
     try:
@@ -67,7 +67,7 @@ def matrix(options: argparse.Namespace) -> bool:
 
 
 def main() -> int:
-    """Run the matrix as often as asked for, up to the first failure, and return the exit code."""
+    """Run the matrix as often as requested, until the first failure, and return the exit code."""
     parser = argparse.ArgumentParser(description="Run the fault matrix.")
     parser.add_argument("--lanes", type=int, default=4, help="how many test functions run at once")
     parser.add_argument("--times", type=int, default=1, help="how often, up to the first failure")

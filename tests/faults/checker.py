@@ -1,7 +1,7 @@
-"""Reads what happened, together with the faults, and says what must not have been.
+"""Reads the events and the faults of a run, and finds violations of the promise.
 
-It knows nothing of the library: bodies tell when they began and ended, a probe tells which lease was in the store, MONITOR tells
-what was done to it, and the schedule tells what was done on purpose.
+The checker does not use the library. Bodies report their start and end, and a probe reports the leases in the store. MONITOR
+reports each change of a lease, and the schedule lists the faults.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from itertools import combinations
 from tests.faults.ledger import Event
 from tests.faults.schedule import Fault, Limits
 
-#: Seconds within which a death is seen on a busy machine.
+#: Seconds within which the probe sees a death on a busy machine.
 SEEN = 0.3
-#: Kinds of faults after which a message may rightly run again.
+#: Kinds of faults after which a message may run again.
 DISTURBING = ("kill", "stop", "child stop", "outage", "empty")
-#: Seconds within which a worker decides on a message that it has: it may be postponed, or wait for one that runs.
+#: Seconds within which a worker decides on a message: it may be postponed, or wait for a running one.
 HOLDUP = 60.0
 
 
 @dataclass(frozen=True)
 class Violation:
-    """Something that must not be.
+    """A violation of the promise.
 
     Arguments:
-        kind: one word for it.
-        text: what it was, with its times.
+        kind: its name.
+        text: its description, with times.
     """
 
     kind: str
@@ -37,12 +37,12 @@ class Violation:
 
 @dataclass
 class Body:
-    """One run of a body under one lease; its end is also its process's death.
+    """One run of a body under one lease; the death of its process is also its end.
 
     Arguments:
-        signature: what it must not run twice at once with, as its task says.
-        key: of its lock, as the library says.
-        taken: when its lease was taken as far as that was seen, else its start.
+        signature: as its task reports it; bodies of one signature must not run concurrently.
+        key: of its lock, as the library reports it.
+        taken: when MONITOR saw that its lease was acquired, else its start.
     """
 
     signature: str
@@ -64,8 +64,8 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
 
     Arguments:
         events: of a ledger.
-        faults: what was done on purpose.
-        limits: what bounds are counted with.
+        faults: of the schedule.
+        limits: from which the bounds are computed.
     """
     faults = list(faults)
     faults += _absences(faults, limits)
@@ -84,9 +84,9 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
 
 
 def _absences(faults: Iterable[Fault], limits: Limits) -> list[Fault]:
-    """Return outages that were planned as something shorter: a busy machine lets a pause last, and one follow upon the other.
+    """Return outages that were planned as something shorter: on a busy machine pauses last longer, or follow each other.
 
-    What is less than a third of a TTL apart leaves no time for a renewal and its next try.
+    Faults that are less than a third of a TTL apart leave no time for a renewal and its retry, so they count as one.
     """
     stretches: list[Fault] = []
     for fault in sorted((f for f in faults if f.kind in ("pause", "outage", "empty")), key=lambda fault: fault.at):
@@ -109,7 +109,7 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
             bodies.append(Body(*who, min(start, taken.get(run, start))))
             going.setdefault((run, event["pid"]), []).append(bodies[-1])
         elif event["what"] == "end" and (begun := going.get((event["run"], event["pid"]))):
-            body = begun.pop(0)  # where there is none, it was ended before it could say that it began
+            body = begun.pop(0)  # without a start, the body was ended before it could report it
             body.end, body.how = event["at"], event["how"]
     for event in events:
         if event["what"] == "death":
@@ -118,7 +118,7 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
 
 
 def _seen(events: Iterable[Event], *does: str) -> dict[str, list[float]]:
-    """When MONITOR saw that a run took its lock, or renewed it."""
+    """Return the times at which MONITOR saw these actions, by run."""
     seen: dict[str, list[float]] = {}
     for event in events:
         if any(did in does for did in event.get("does", ())):
@@ -133,7 +133,7 @@ def _die(bodies: Iterable[Body], death: Event) -> None:
 
 
 def _kill(bodies: Iterable[Body], faults: Iterable[Fault]) -> None:
-    """A body whose process was killed did nothing from then on, however late a busy machine let its death be seen."""
+    """End bodies at the kill of their process, because a busy machine may see the death much later."""
     for body in bodies:
         kills = [f.at for f in faults if f.kind == "kill" and body.pid in f.pids and body.start <= f.at <= body.end]
         if body.how == "died" and kills:
@@ -141,15 +141,15 @@ def _kill(bodies: Iterable[Body], faults: Iterable[Fault]) -> None:
 
 
 def overlaps(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
-    """Return pairs of bodies of one signature that ran at once, the earlier one first."""
+    """Return pairs of bodies of one signature that ran concurrently, the earlier one first."""
     for first, second in combinations(bodies, 2):
-        # Of a death it is known when it was seen, by a look every so often.
+        # The time of a death is when a polling probe saw it.
         if first.signature == second.signature and second.start < first.end - (SEEN if first.how == "died" else 0.0):
             yield first, second
 
 
 def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
-    """A lease is of one body alone, in whatever process."""
+    """Find leases under which more than one body ran, in any process."""
     begun: dict[str, Body] = {}
     for body in bodies:
         if body.run in begun:
@@ -180,17 +180,17 @@ def _excuse(first: Body, second: Body, held: float, faults: list[Fault], limits:
 
 
 def _endangered(held: float, fault: Fault, limits: Limits) -> tuple[float, float]:
-    """Return from when to when a lease can be taken by somebody else because of a fault; never: an empty span.
+    """Return the span in which another holder can acquire a lease because of a fault; an empty span if none can.
 
     Arguments:
-        held: when it surely was its owner's. A fault that was over by then has not ended it.
+        held: when its owner certainly had it. A fault that ended before that has not ended the lease.
     """
     begin, end = fault.endangers(limits)
     if held > fault.until:
         return math.inf, -math.inf
     if fault.kind in ("stop", "outage") and held > fault.at:
         begin = held + limits.ttl * 2 / 3
-        if begin > end + limits.slack:  # it outlives the fault, and is renewed
+        if begin > end + limits.slack:  # the lease outlives the fault and is renewed
             return math.inf, -math.inf
     return begin, end
 
@@ -201,7 +201,7 @@ def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], fault
 
 
 def _awake(pid: int, at: float, faults: list[Fault]) -> float:
-    """When a process can next be told something: a child that is stopped cannot."""
+    """Return when a process can next be notified: a stopped child cannot."""
     stops = [f.until for f in faults if f.kind == "child stop" and f.concerns(pid) and f.at <= at]
     return max([at, *stops])
 
@@ -214,7 +214,7 @@ def _lost_without_fault(
     begun += [(e["key"], e["run"], e["at"], e["at"]) for e in events if "take" in e.get("does", ())]
 
     def explains(fault: Fault, body: Body, at: float) -> bool:
-        """Of lost data alone nobody has to be told: somebody else must have been there."""
+        """Tell whether a fault explains a loss; lost data explain it only if another run had the lock."""
         others = [start <= at + limits.slack and fault.at <= end for key, run, start, end in begun
                   if key == body.key and run != body.run]  # fmt: skip
         return _explains(fault, body, at, faults, limits) and (fault.kind != "empty" or any(others))
@@ -226,7 +226,7 @@ def _lost_without_fault(
 
 
 def _explains(fault: Fault, body: Body, at: float, faults: list[Fault], limits: Limits) -> bool:
-    # MONITOR ends with the store: that a lease was taken just before may not have been seen.
+    # MONITOR ends with the store, so it may miss an acquire just before.
     unseen = limits.slack if fault.kind == "empty" and body.taken == body.start else 0.0
     begin, end = _endangered(body.taken - unseen, fault, limits)
     by = _awake(body.pid, max(begin, end), faults) + limits.heal + limits.slack
@@ -234,7 +234,7 @@ def _explains(fault: Fault, body: Body, at: float, faults: list[Fault], limits: 
 
 
 def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault]) -> Iterator[Violation]:
-    """What was sent to be run must have run to its end: at least once, or just once, or not at all."""
+    """Find messages that did not run as often as expected: at least once, exactly once, or never."""
     pending = {event["task_id"] for event in undecided(events, bodies, faults)}
     for event in events:
         if event["what"] != "sent":
@@ -265,16 +265,16 @@ def _disturbed(sent: float, runs: Sequence[Body], faults: list[Fault]) -> bool:
 
 
 def _until(fault: Fault) -> float:
-    return fault.at if fault.kind == "kill" else fault.until  # what is dead does no more
+    return fault.at if fault.kind == "kill" else fault.until  # a dead process does nothing more
 
 
 def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[Fault]) -> list[Event]:
-    """Return what was sent to be decided on, and neither ran, nor was a duplicate, nor can have been lost by a kill.
+    """Return the messages to be decided that neither ran, nor were duplicates, nor can have been lost by a kill.
 
     Arguments:
-        events: of a ledger; of such messages it must say which main process received them, and of bodies who their parent is.
+        events: of a ledger, with the main process that received each such message and the parent of each body.
         bodies: of these events.
-        faults: what was done on purpose.
+        faults: of the schedule.
     """
     kills = [fault for fault in faults if fault.kind == "kill"]
     killed = {pid for fault in kills for pid in fault.pids}
@@ -284,7 +284,7 @@ def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[
     parents = {event["pid"]: event.get("parent") for event in events if event["what"] == "start"}
 
     def lost(task_id: str) -> bool:
-        """Tell whether whoever was the last to receive it was killed, or a child of his, soon after."""
+        """Tell whether its last receiver, or a child of that process, was killed soon after."""
         last = received.get(task_id)
         return last is not None and any(
             last["pid"] in {*fault.pids, *(parents.get(pid) for pid in fault.pids)}
@@ -299,7 +299,7 @@ def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[
 def _leases(
     events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
-    """Leases as a probe saw them in the store: not gone before their body was over, nor there long after."""
+    """Find leases that the probe saw disappear before the end of their body, or stay long after it."""
     runs = {body.run: body for body in bodies}
     there: dict[str, Event] = {}
     freed = {event["run"]: event["at"] for event in events if "free" in event.get("does", ())}
@@ -315,7 +315,7 @@ def _leases(
 
 
 def _last_there(seen: Event, at: float, freed: dict[str, float]) -> float:
-    """Until when a lease was there that the probe saw, at the latest: it is slow on a busy machine, a release says more."""
+    """Return the latest time at which a lease existed; its release is more precise than the probe on a busy machine."""
     known = freed.get(seen["run"], at)
     return known if seen["at"] <= known < at else at
 
@@ -337,13 +337,17 @@ def _kept(seen: Event, until: float, body: Body | None, faults: list[Fault], lim
 
 
 def _bound(body: Body | None, over: float, faults: list[Fault], limits: Limits) -> float:
-    """How long after a body's end its lease may be there."""
-    bound = 1.0 + limits.slack if body else limits.ttl + 2 * limits.slack  # of whoever was granted it and never knew
+    """Return how long after the end of a body its lease may exist."""
+    bound = (
+        1.0 + limits.slack if body else limits.ttl + 2 * limits.slack
+    )  # without a body, its owner never received the grant
     for fault in faults:
         begin, pid = (body.start, body.pid) if body else (over, 0)
         if (body is None or fault.concerns(pid)) and fault.at <= over + limits.slack and begin <= fault.until:
             reaches = fault.kind in ("outage", "empty", "pause") and over <= fault.until + limits.heal
-            away = max(0.0, fault.until - over) + limits.ttl + limits.heal  # nobody can look before its return
+            away = (
+                max(0.0, fault.until - over) + limits.ttl + limits.heal
+            )  # no process reaches the store before its return
             bound = max(bound, fault.bound if body else 0.0, away if reaches else 0.0)
         if (
             body
@@ -351,14 +355,14 @@ def _bound(body: Body | None, over: float, faults: list[Fault], limits: Limits) 
             and fault.concerns(pid)
             and over - limits.slack <= fault.at <= over + limits.slack
         ):
-            bound = max(bound, limits.ttl + limits.slack)  # stopped between the body's last line and its release
-    for fault in sorted(faults, key=lambda fault: fault.at):  # nobody can look in an absent store
+            bound = max(bound, limits.ttl + limits.slack)  # stopped between the end of the body and its release
+    for fault in sorted(faults, key=lambda fault: fault.at):  # no process reaches an absent store
         if fault.kind in ("outage", "empty", "pause") and fault.at <= over + bound < fault.until:
             bound = fault.until - over + limits.slack
     return bound
 
 
-# -- what was done to the store ------------------------------------------------------------------
+# -- changes in the store ------------------------------------------------------------------------
 
 
 @dataclass
@@ -368,7 +372,7 @@ class _Lock:
 
 
 def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
-    """Follow what scripts really did: who owned a lock when it was taken, renewed or freed."""
+    """Find changes of a lock by a run that did not own it, from what the scripts did."""
     locks: dict[str, _Lock] = {}
     released: dict[str, float] = {}
     for event in events:
@@ -383,7 +387,7 @@ def _store(events: Sequence[Event], faults: list[Fault], limits: Limits) -> Iter
 
 
 def _unlocked(event: Event, locks: dict[str, _Lock], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
-    """An operator may take a lock from anybody, where one was at work."""
+    """Find revoked locks outside the times at which the schedule revokes."""
     at = event["at"]
     if not any(f.kind == "unlock" and f.at - limits.slack <= at <= f.until + limits.slack for f in faults):
         yield Violation("theft", f"{event['key']}: unlocked by nobody at {at:.2f}")
@@ -392,7 +396,7 @@ def _unlocked(event: Event, locks: dict[str, _Lock], faults: list[Fault], limits
 
 def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:
     verb, who, at = event["verb"], event["run"], event["at"]
-    # A main process asks for an attempt until its task has ended, which may be long after its body.
+    # A main process renews by token until the task has ended, which may be long after the body.
     own = event.get("own", True)
     if verb == "renew" and own and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
         yield Violation("late renewal", f"{who} is still renewed {at - released[who]:.2f} s after its release")
@@ -416,7 +420,7 @@ def table(violations: Iterable[Violation]) -> str:
 
 
 def figures(events: Sequence[Event]) -> dict[str, int]:
-    """Return what a report of a run counts."""
+    """Return the counts for the report of a run."""
     bodies = bodies_of(events)
     return {
         "bodies": len(bodies),

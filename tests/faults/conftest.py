@@ -1,4 +1,4 @@
-"""The rows of the fault matrix run when asked for (``pytest tests/faults``); the ordinary run has the checker's own tests."""
+"""The fault matrix runs only on request (``pytest tests/faults``); an ordinary run has the checker's tests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tests.servers import RabbitMQServer
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the rows out unless the command line names this directory, or something in it."""
+    """Skip the matrix unless the command line names this directory or a path in it."""
     asked = any("faults" in str(argument) for argument in config.invocation_params.args)
     return True if collection_path.name == "matrix" and not asked else None
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> str | RabbitMQServer:
-    """Each kind of broker: ``redis`` (the env starts its own), or a RabbitMQ server."""
+    """Yield each kind of broker: ``redis`` (the env starts its own) or a RabbitMQ server."""
     return "redis" if request.param == "redis" else request.getfixturevalue("rabbitmq_server")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print each bound with what was measured."""
+    """Print each bound with its measured value."""
     if FIGURES:
         terminalreporter.section("bounds and figures")
         for what, bound, measured in FIGURES:

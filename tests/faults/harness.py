@@ -1,4 +1,4 @@
-"""An environment of the fault matrix: a broker, a store and workers of its own, their faults, and the verdict."""
+"""An environment of the fault matrix: its own broker, store and workers, their faults, and the checker's result."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.faults.schedule import Fault, Limits, Schedule
 from tests.faults.tasks import make_app
 from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
 
-#: What is sent so need not come to its end.
+#: Messages with these expectations need not run to their end.
 ANYHOW = ("any", "none", "decided in peace")
-#: A lease is freed within this when its child is killed, whatever its TTL.
+#: Seconds within which the lease of a killed child is released, whatever its TTL.
 CHILD_BOUND = 6.0
 
-#: Rows of the report: what, bound, measured.
+#: Rows of the report: name, bound, measured value.
 FIGURES: list[tuple[str, str, str]] = []
 
 
@@ -76,7 +76,7 @@ class Worker:
         """Wait for the answer to a ping.
 
         Raises:
-            WorkerFailed: it has ended, or none came within a minute.
+            WorkerFailed: the worker has ended, or no answer came within a minute.
         """
 
         def answers() -> bool:
@@ -96,7 +96,7 @@ class Worker:
         return frozenset({self.process.pid, *(child.pid for child in children)})
 
     def exit_code(self, timeout: float) -> int | None:
-        """Return the exit code once it has ended, or None where it still runs after so many seconds."""
+        """Return the exit code, or None if the worker still runs after ``timeout`` seconds."""
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -104,15 +104,15 @@ class Worker:
 
 
 class WorkerEnvironment:
-    """One run of a row.
+    """One run of a row of the matrix.
 
     Args:
         ttl: ``lock_ttl`` in seconds.
         broker: ``redis``, or a RabbitMQ server.
-        proxied: workers reach the store by way of ``self.proxy``.
-        broker_proxied: workers reach the broker by way of ``self.broker_proxy``.
+        proxied: workers reach the store through ``self.proxy``.
+        broker_proxied: workers reach the broker through ``self.broker_proxy``.
         store: options of the store's server.
-        store_env: additions to its environment.
+        store_env: additional environment variables of that server.
         conf: configuration of workers and of the test's app.
     """
 
@@ -195,7 +195,7 @@ class WorkerEnvironment:
     # -- workers and messages ----------------------------------------------------------------------
 
     def start(self, pool: str = "prefork", concurrency: int = 2, options: Sequence[str] = (), **conf: Any) -> Worker:
-        """Start a worker; it is not ready yet."""
+        """Start a worker without waiting until it is ready."""
         env = conf.pop("env", {})
         worker = Worker(self, pool, 1 if pool == "solo" else concurrency, options, conf, **env)
         self.workers.append(worker)
@@ -206,13 +206,13 @@ class WorkerEnvironment:
         return self.start(pool, concurrency, options, **conf).ready(self.app)
 
     def send(self, name: str, tag: str, *acts: Sequence[Any], expect: str = "any", **options: Any) -> AsyncResult:
-        """Send a task, and say what is to become of it (see ``checker``)."""
+        """Send a task and record how often it is expected to run (see ``checker``)."""
         result = self.app.tasks[name].apply_async((tag,), {"acts": acts or [["sleep"]]}, **options)
         self.expect(result.id, expect)
         return result
 
     def expect(self, task_id: str, expect: str) -> None:
-        """Say what is to become of a task."""
+        """Record how often a task is expected to run."""
         self.ledger.note("sent", task_id=task_id, expect=expect)
 
     def body(self, tag: str, count: int = 1, timeout: float = 30.0) -> Event:
@@ -220,7 +220,7 @@ class WorkerEnvironment:
         return until(lambda: self.ledger.events("start", tag=tag)[count - 1 :], f"{tag} starts", timeout)[0]
 
     def end(self, body: Event, timeout: float = 30.0) -> Event:
-        """Wait for a body to be over, and return its end, or the death of its process."""
+        """Wait until a body has ended, and return its end or the death of its process."""
 
         def over() -> list[Event]:
             ends = self.ledger.events("end", run=body["run"], pid=body["pid"])
@@ -229,19 +229,19 @@ class WorkerEnvironment:
         return until(over, f"{body['run']} ends", timeout)[0]
 
     def wait(self, what: str, timeout: float = 15.0, **same: Any) -> Event:
-        """Wait for an event, and return the first."""
+        """Wait for an event, and return the first one."""
         return until(lambda: self.ledger.events(what, **same), f"{what} {same}", timeout)[0]
 
     def go(self, tag: str) -> None:
-        """Let the bodies of a tag go on that hold."""
+        """Let the waiting bodies of a tag end."""
         self.ledger.raise_flag(f"{tag}.go")
 
     # -- leases ------------------------------------------------------------------------------------
 
     def gone(self, body: Event, timeout: float = 40.0) -> float:
-        """Wait until a body's lease is gone from the store, and return when that was.
+        """Wait until a body's lease has left the store, and return when it did.
 
-        That is told by its release, and by a look at the store, which may come later, or never have seen the lease.
+        The time is that of its release, or of the probe, which may come later or miss the lease.
         """
 
         def gone() -> list[float]:
@@ -256,7 +256,7 @@ class WorkerEnvironment:
         return seen[-1:] == ["key"]
 
     def stay_held(self, seconds: float, *bodies: Event) -> None:
-        """See to it that for so many seconds these bodies keep their leases and no duplicate of theirs starts."""
+        """Check for ``seconds`` that these bodies keep their leases and none of their duplicates starts."""
         for body in bodies:
             until(lambda body=body: self.held(body), "its lease is seen", 2)  # type: ignore[misc]
         end, keys = now() + seconds, {body["key"] for body in bodies}
@@ -272,11 +272,11 @@ class WorkerEnvironment:
             time.sleep(0.1)
 
     def client(self) -> redis.Redis:
-        """Return a client of the store, not by way of the proxy."""
+        """Return a client of the store that does not use the proxy."""
         return redis.Redis.from_url(self.store.url(), decode_responses=True, socket_timeout=2)
 
     def know_scripts(self) -> None:
-        """Let the store know the scripts beforehand: it refuses one that it does not know, and is asked again."""
+        """Load the scripts into the store, so that no call is repeated because of an unknown script."""
         with contextlib.closing(self.client()) as client:
             for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua"):
                 client.script_load(path.read_text())
@@ -284,7 +284,7 @@ class WorkerEnvironment:
     # -- faults ------------------------------------------------------------------------------------
 
     def kill(self, worker: Worker) -> Fault:
-        """SIGKILL a main process and its children."""
+        """Kill a main process and its children with SIGKILL."""
         fault = self.schedule.add("kill", worker.all_pids(), bound=self.limits.ttl + 0.5)
         worker.process.kill()
         return fault
@@ -297,7 +297,7 @@ class WorkerEnvironment:
 
     @contextlib.contextmanager
     def stopped(self, worker: Worker) -> Iterator[Fault]:
-        """Stop a main process and its children, and let them go on at the end of the block."""
+        """Stop a main process and its children within the block, and let them continue after it."""
         with self.schedule.during("stop", worker.all_pids()) as fault:
             worker.process.signal_all(signal.SIGSTOP)
             yield fault
@@ -305,7 +305,7 @@ class WorkerEnvironment:
 
     @contextlib.contextmanager
     def child_stopped(self, pid: int) -> Iterator[Fault]:
-        """Stop one child of a worker, and let it go on at the end of the block."""
+        """Stop one child of a worker within the block, and let it continue after it."""
         with self.schedule.during("child stop", frozenset({pid})) as fault:
             os.kill(pid, signal.SIGSTOP)
             yield fault
@@ -313,33 +313,33 @@ class WorkerEnvironment:
                 os.kill(pid, signal.SIGCONT)
 
     def last(self, seconds: float, since: float | None = None) -> None:
-        """Let a fault last for so long: its length is part of the case, it is not a wait for something.
+        """Let a fault last for some time: its length is part of the case, so this is not a wait for a condition.
 
         Args:
-            seconds: how long in all.
-            since: when it began; now unless given.
+            seconds: the whole length.
+            since: when the fault began; now unless given.
         """
         time.sleep(max(0.0, seconds if since is None else since + seconds - now()))
 
-    # -- the verdict -------------------------------------------------------------------------------
+    # -- the result --------------------------------------------------------------------------------
 
     def measured(self, what: str, bound: float, value: float, at_least: float = -0.1) -> None:
-        """Print a figure with its bound, and hold it to that."""
+        """Record and print a figure, and check that it is within its bound."""
         limit = f"{at_least:.2g} to {bound:.3g} s" if at_least > 0 else f"{bound:.3g} s"
         FIGURES.append((what, limit, f"{value:.2f} s"))
         print(f"{what}: {value:.2f} s (bound {limit})")
         assert at_least <= value <= bound, f"{what}: {value:.2f} s is not within {limit}"
 
     def verdict(self) -> list[Violation]:
-        """Return what the checker finds in what has happened so far, and which watcher has not seen it all."""
+        """Stop the watchers, and return the checker's violations and one for each watcher that missed events."""
         for watcher in self._watchers:
             watcher.close()
         blind = [Violation("blind", type(watcher).__name__) for watcher in self._watchers if not watcher.sound]
         return [*blind, *check(self.ledger.events(), self.schedule, self.limits)]
 
     def finish(self) -> None:
-        """Wait until what must run has run, no body runs and no lease is left; then ask the checker."""
-        with contextlib.suppress(AssertionError):  # the checker says it better
+        """Wait until all expected runs are done, no body runs and no lease is left; then run the checker."""
+        with contextlib.suppress(AssertionError):  # the checker's message is clearer
             until(self._done, "all has run", 40)
         until(self._idle, "no body runs", 60)
         until(lambda: not self._leases(), "no lease is left", self.limits.ttl + 10)
@@ -360,7 +360,7 @@ class WorkerEnvironment:
             return list(client.keys("*:lock:*"))
 
     def story(self) -> str:
-        """Return what happened, for the report of a failure."""
+        """Return the last events, the faults and the logs, for the report of a failure."""
         events = [event for event in self.ledger.events() if not event.get("sent")]
         faults = [
             {"what": f"FAULT {f.kind}", "at": f.at, "until": f.until, "pids": sorted(f.pids)} for f in self.schedule
@@ -372,8 +372,8 @@ class WorkerEnvironment:
 
 @contextlib.contextmanager
 def _environment(more: dict[str, str]) -> Iterator[None]:
-    """Let what is started within inherit more; what starts a process of the run's own is not concerned."""
-    warden.tell("undir", "nothing")  # it runs already
+    """Add environment variables for the processes that start within the block, except the warden."""
+    warden.tell("undir", "nothing")  # so that it already runs
     before = {name: os.environ.get(name) for name in more}
     os.environ.update(more)
     try:
@@ -384,7 +384,7 @@ def _environment(more: dict[str, str]) -> Iterator[None]:
 
 
 def since(event: Event | Fault, at: float) -> float:
-    """Return the seconds from an event or a fault's beginning to a moment."""
+    """Return the seconds from an event or the start of a fault to a time."""
     return at - (event.at if isinstance(event, Fault) else float(event["at"]))
 
 
@@ -394,7 +394,7 @@ def kind_of(broker: str | RabbitMQServer) -> str:
 
 
 def side_by_side(*steps: Callable[[], Any]) -> list[Any]:
-    """Do several things that mostly wait at once, and return their answers."""
+    """Run several steps that mostly wait in parallel, and return their results."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(len(steps)) as threads:

@@ -1,7 +1,7 @@
-"""What happened, one JSON line each, written by bodies, signals, probes and the test itself.
+"""The events of a run, one JSON line each, written by bodies, signals, probes and the test itself.
 
-A line is appended by one ``write`` to a file that all processes of a run share, so writers do not mix and nothing is lost when
-one of them is killed. Times are of a clock that all processes of one machine share, and that nobody sets.
+One ``write`` appends a line to a file that all processes share, so lines do not mix and a killed process loses none. Times are
+from a clock that all processes of one machine share and that cannot be set.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Seconds on the clock of all ledgers."""
+    """Return the seconds on the clock of all ledgers."""
     return time.clock_gettime(_CLOCK)
 
 
 def name_of(token: str) -> str:
-    """What a lease is called in a ledger; its secret cannot be had from that."""
+    """Return the name of a lease in a ledger, which does not reveal its token."""
     return hashlib.sha256(token.encode()).hexdigest()[:10]
 
 
@@ -39,10 +39,10 @@ class Ledger:
         self._mutex = threading.Lock()
         self._offset = 0
         self._events: list[Event] = []
-        self._kinds: dict[str, list[Event]] = {}  # a probe asks for one kind every few milliseconds
+        self._kinds: dict[str, list[Event]] = {}  # a probe reads one kind every few milliseconds
 
     def note(self, what: str, at: float | None = None, **more: Any) -> None:
-        """Append an event, of now unless told otherwise."""
+        """Append an event; its time is now unless given."""
         event = {"what": what, "at": now() if at is None else at, "pid": os.getpid(), **more}
         line = (json.dumps(event, default=repr) + "\n").encode()
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -52,7 +52,7 @@ class Ledger:
             os.close(descriptor)
 
     def events(self, what: str | None = None, **same: Any) -> list[Event]:
-        """Return the events so far: of one kind, and with these values."""
+        """Return the events so far of one kind and with these values."""
         with self._mutex:
             self._read()
             events = list(self._events if what is None else self._kinds.get(what, ()))

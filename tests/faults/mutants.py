@@ -1,6 +1,6 @@
-"""Takes one mechanism out of a copy of the package at a time, and runs the row that guards it: that row must turn red.
+"""Removes one mechanism at a time from a copy of the package, and runs the row that tests it: that row must fail.
 
-First each of these rows is run in a copy where nothing is missing: there it must be green.
+Before that, each of these rows must pass in an unchanged copy.
 
 ``python -m tests.faults.mutants [NAME ...]``
 """
@@ -30,15 +30,15 @@ GREEN, RED = "green", "red"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One mechanism taken out.
+    """One removed mechanism.
 
     Arguments:
-        name: what is missing.
-        file: where, within the package.
-        old: text that must be there just once.
-        new: what stands there instead.
-        row: the test that must turn red, as pytest spells it.
-        shows: a pattern that must be found in what the test then says.
+        name: of the mechanism.
+        file: its path within the package.
+        old: text that must occur exactly once.
+        new: its replacement.
+        row: the test that must fail, in pytest's spelling.
+        shows: a pattern that the test's failure must match.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Mutant:
     shows: str
 
 
-#: What a hook of a request would have to do to free its lease in the main process.
+#: Code with which a hook of a request releases its lease in the main process.
 _RELEASE = """\
         self.supervisor._renewer._store.release(self._lease_request(0), success=False)
 
@@ -144,7 +144,7 @@ MUTANTS = (
         "if completed == 'success' then return {'completed'} end\n",
         "",
         "test_redelivery.py::test_first_succeeds",
-        "no copy is left|bodies began",  # they wait for ever
+        "no copy is left|bodies began",  # redeliveries wait forever
     ),
     Mutant(
         "a lock that another has is refused",
@@ -191,7 +191,7 @@ MUTANTS = (
         "store/redis/store.py",
         '            return self._pool.execute(Command("EVAL", text, *words.texts), deadline, once)',
         "            from celery_singleton_lock.errors import StoreUnavailable\n\n"
-        '            raise StoreUnavailable("forgotten") from None',  # a worker starts all the same
+        '            raise StoreUnavailable("forgotten") from None',  # a worker starts nevertheless
         "test_store_faults.py::test_nothing_lost[prefork-SCRIPT FLUSH]",
         "a starts",
     ),
@@ -295,10 +295,10 @@ MUTANTS = (
 
 
 def green(row: str) -> str:
-    """Return what is wrong with a row where nothing is missing, or nothing where it is green.
+    """Return why a row fails in an unchanged copy, or an empty text if it passes.
 
     Arguments:
-        row: which.
+        row: the test.
     """
     with _copy() as copy:
         came = run(copy, f"tests/faults/matrix/{row}")
@@ -306,10 +306,10 @@ def green(row: str) -> str:
 
 
 def red(mutant: Mutant) -> str:
-    """Return what is wrong with a mutant, or nothing where its row turns red.
+    """Return what is wrong with a mutant, or an empty text if its row fails as it must.
 
     Arguments:
-        mutant: which.
+        mutant: to check.
     """
     with _copy() as copy:
         path = copy / PACKAGE / mutant.file
@@ -325,7 +325,7 @@ def red(mutant: Mutant) -> str:
 
 @contextlib.contextmanager
 def _copy() -> Iterator[Path]:
-    """A directory with the package and its tests."""
+    """Yield a directory with the package and its tests."""
     copy = new_directory("mutant")
     try:
         for name in (PACKAGE, "tests"):
@@ -337,12 +337,12 @@ def _copy() -> Iterator[Path]:
 
 
 def run(directory: Path, test: str, shows: str = "") -> str:
-    """Run a test, and answer ``GREEN`` (it passed), ``RED`` (what it saw was wrong), or why it is neither.
+    """Run a test, and return ``GREEN`` (passed), ``RED`` (failed as expected), or why it is neither.
 
     Arguments:
-        directory: where the tests, and the package that they are about, are.
-        test: as pytest spells it.
-        shows: a pattern that must be found in the message of what failed.
+        directory: of the tests and the tested package.
+        test: in pytest's spelling.
+        shows: a pattern that the failure's message must match.
     """
     report = directory / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", f"--junitxml={report}", test]
@@ -354,7 +354,7 @@ def run(directory: Path, test: str, shows: str = "") -> str:
     count = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
     if count["errors"] or count["skipped"] or not count["tests"]:
         return f"{count}: {done.stdout[-500:]}"
-    if WorkerFailed.__name__ in done.stdout:  # nothing was seen of what the test is about
+    if WorkerFailed.__name__ in done.stdout:  # the test did not reach what it checks
         return f"a worker does not start: {done.stdout[-500:]}"
     said = [failure.attrib["message"] for failure in suite.iter("failure")]
     if said and not re.search(shows, said[0]):
@@ -363,7 +363,7 @@ def run(directory: Path, test: str, shows: str = "") -> str:
 
 
 def main(names: list[str]) -> int:
-    """Check all mutants, or those that are named, and return the exit code."""
+    """Check all mutants, or the named ones, and return the exit code."""
     wanted = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     rows = list(dict.fromkeys(mutant.row for mutant in wanted))
     with ThreadPoolExecutor(LANES) as threads:

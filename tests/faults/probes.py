@@ -1,4 +1,4 @@
-"""Threads of the test process that write what they see into the ledger: leases in the store, commands of the store, deaths."""
+"""Threads of the test process that record in the ledger: leases in the store, the store's commands, deaths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ERRORS = (redis.RedisError, OSError)
 
 @contextlib.contextmanager
 def _told(ledger: Ledger) -> Iterator[None]:
-    """Note what ends a probe."""
+    """Record an error that ends a probe."""
     try:
         yield
     except BaseException as error:
@@ -33,9 +33,9 @@ def _told(ledger: Ledger) -> Iterator[None]:
 
 
 class Watching(ABC, threading.Thread):
-    """A thread that repeats one step until it is told to end, whatever the server does meanwhile.
+    """A thread that repeats one step until it is closed, also while the server is unreachable.
 
-    Another error ends it: then it is not ``sound`` when it is closed.
+    Any other error ends the thread; then it is not ``sound`` when it is closed.
     """
 
     def __init__(self, ledger: Ledger, every: float) -> None:
@@ -47,7 +47,7 @@ class Watching(ABC, threading.Thread):
 
     @abstractmethod
     def step(self) -> None:
-        """Look once."""
+        """Poll once."""
 
     def run(self) -> None:
         with _told(self.ledger):
@@ -56,7 +56,7 @@ class Watching(ABC, threading.Thread):
                     self.step()
 
     def close(self) -> None:
-        """End the thread, and look a last time."""
+        """End the thread, and poll a last time."""
         if not self._end.is_set():
             self.sound = self.is_alive()
         self._end.set()
@@ -66,7 +66,7 @@ class Watching(ABC, threading.Thread):
 
 
 class Keys(Watching):
-    """Notes when a lease appears in the store, and when it is gone; an outage is neither."""
+    """Records when a lease appears in the store and when it disappears; an outage counts as neither."""
 
     def __init__(self, ledger: Ledger, url: str) -> None:
         super().__init__(ledger, 0.03)
@@ -92,7 +92,7 @@ class Keys(Watching):
 
 
 class Deaths(Watching):
-    """Notes the end of each process in which a body has started."""
+    """Records the end of each process in which a body has started."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger, 0.02)
@@ -119,9 +119,9 @@ class Deaths(Watching):
 
 
 class Commands(threading.Thread):
-    """Notes, with MONITOR, every call of a script and what it really did to a lock.
+    """Records, with MONITOR, every call of a script and the changes that it made to a lock.
 
-    An error that is none of the server ends it: then it is not ``sound`` when it is closed, nor where it has not heard all.
+    An error that is not the server's ends it. It is not ``sound`` after such an error, or if it missed commands.
     """
 
     def __init__(self, ledger: Ledger, url: str) -> None:
@@ -147,14 +147,16 @@ class Commands(threading.Thread):
                 time.sleep(0.05)
 
     def _lines(self) -> Iterator[str]:
-        client = redis.Redis.from_url(self._url, socket_timeout=None)  # redis-py 8: else 5 s, also of a pause
+        client = redis.Redis.from_url(
+            self._url, socket_timeout=None
+        )  # redis-py 8 has 5 s by default, less than a pause
         with contextlib.closing(client), client.monitor() as monitor:
             self.ready.set()
             while not self._end:
                 yield monitor.connection.read_response().decode()
 
     def close(self) -> None:
-        """End the thread, once it has read what the server was sent before."""
+        """End the thread after it has read all earlier commands."""
         if self._end:
             return
         heard = self._hears()
@@ -165,7 +167,7 @@ class Commands(threading.Thread):
         self.join(5)
 
     def _hears(self) -> bool:
-        """Tell whether a word to the server comes back; it may just be connecting again."""
+        """Tell whether MONITOR shows a marker that was sent to the server; the probe may be reconnecting."""
         deadline = now() + 15
         while not self._heard.is_set() and self.is_alive() and now() < deadline:
             with contextlib.suppress(*_ERRORS):
@@ -182,7 +184,7 @@ class Commands(threading.Thread):
         words = [_plain(word) for word in re.findall(r'"((?:[^"\\]|\\.)*)"', rest)]
         if not words:
             return
-        moment = float(at) + _offset()  # each anew: somebody may set the wall clock
+        moment = float(at) + _offset()  # computed for each line, because the wall clock may be set
         if " lua]" in rest:
             self._inside(moment, words)
         elif words[0].upper() in ("EVALSHA", "EVAL"):
@@ -201,7 +203,7 @@ class Commands(threading.Thread):
             self.ledger.note("unknown script", at, digest=digest)
         if self._call["verb"] == "renew":
             for index, token in enumerate(args[::2]):
-                # A main process knows the attempt alone, and gives its key for both.
+                # A main process only knows the token, and passes the attempt key for both keys.
                 own = keys[3 * index] != keys[3 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
@@ -211,7 +213,7 @@ class Commands(threading.Thread):
             )
 
     def _inside(self, at: float, words: list[str]) -> None:
-        """A command of the script that was called last."""
+        """Record a command of the script that was called last."""
         if self._call is None:
             return
         verb, args, command = self._call["verb"], self._call["args"], words[0].upper()
@@ -225,7 +227,7 @@ class Commands(threading.Thread):
             self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
         elif verb == "release" and command == "DEL":
             self._did(at, verb, args[0], words[1], "free")
-        elif verb == "revoke" and command == "DEL":  # by an operator, whoever has it
+        elif verb == "revoke" and command == "DEL":  # by an operator, from any holder
             self.ledger.note("store", at, verb=verb, run="", key=words[1], does=["unlock"])
 
     def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
@@ -233,7 +235,7 @@ class Commands(threading.Thread):
 
 
 def _offset() -> float:
-    """From the wall clock to ours; read at one moment, though a busy machine may stop us between two readings."""
+    """Return the offset from the wall clock to ours; a reading that a busy machine interrupted is repeated."""
     while True:
         before, wall, after = now(), time.time(), now()
         if after - before < 0.002:
@@ -246,5 +248,5 @@ def _verbs() -> dict[str, str]:
 
 
 def _plain(word: str) -> str:
-    """A word as it was before MONITOR quoted it."""
+    """Return a word without MONITOR's quoting."""
     return re.sub(r"\\(.)", lambda match: {"n": "\n", "r": "\r", "t": "\t"}.get(match[1], match[1]), word)

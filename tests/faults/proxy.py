@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what a bad network does, at bytes that the test chooses."""
+"""A TCP proxy that simulates network faults, at bytes that the test chooses."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _CHUNK = 65536
 
 
 class Proxy:
-    """Forwards one port of the loopback interface to another; how well, can be changed at any time.
+    """Forwards one port of the loopback interface to another, with faults that can be changed at any time.
 
-    ``hanging``: connections stay open and nothing passes. ``delay``: seconds that each reply is kept back.
+    ``hanging``: connections stay open and nothing passes. ``delay``: seconds by which each reply is delayed.
     """
 
     def __init__(self, port: int) -> None:
@@ -25,7 +25,7 @@ class Proxy:
         self.delay = 0.0
         self.dropped = 0
         self._drop: tuple[bytes, int] | None = None
-        self._made = self._silent = 0  # how many connections, and how many of them are silent for good
+        self._made = self._silent = 0  # numbers of all connections, and of those that are silent for good
         self._closed = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._mutex = threading.Lock()
@@ -39,24 +39,24 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
-        """Refuse and end all connections."""
+        """Close all connections, and refuse new ones."""
         self._closed = True
         self._listener.close()
         self.cut()
 
     def cut(self) -> None:
-        """End all connections of now; new ones are accepted."""
+        """Close all open connections; new ones are accepted."""
         with self._mutex:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
             _end(*pair)
 
     def silence(self) -> None:
-        """Let nothing pass any more on connections that were made before; they stay open."""
+        """Forward nothing more on the existing connections, and leave them open."""
         self._silent = self._made
 
     def drop_reply(self, request: bytes, after: int = 0) -> None:
-        """Forward the next request that contains this, and cut the connection after so many bytes of its reply."""
+        """Forward the next request that contains these bytes, and close the connection after ``after`` bytes of its reply."""
         self._drop = (request, after)
 
     def _accept(self) -> None:
@@ -76,20 +76,20 @@ class Proxy:
             _Pair(self, self._made, client, server)
 
     def wants_drop(self, data: bytes) -> int | None:
-        """Return how much of the reply to this request may pass; None: all of it."""
+        """Return how many bytes of the reply to this request may pass; None for all."""
         if self._drop is None or self._drop[0] not in data:
             return None
         after, self._drop = self._drop[1], None
         return after
 
     def wait(self, number: int) -> None:
-        """Hold back what comes on this connection, while hanging or once it is silent."""
+        """Block while the proxy hangs, or for good if the connection is silent."""
         while (self.hanging.is_set() or number <= self._silent) and not self._closed:
             time.sleep(0.02)
 
 
 class _Pair:
-    """The two directions of one connection."""
+    """Both directions of one connection."""
 
     def __init__(self, proxy: Proxy, number: int, client: socket.socket, server: socket.socket) -> None:
         self._proxy = proxy
@@ -119,7 +119,9 @@ class _Pair:
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
             if self._passes is not None:
-                self._proxy.dropped += 1  # first: the whole of a short reply may pass, and then nobody waits for this
+                self._proxy.dropped += (
+                    1  # counted first: a short reply may pass completely, and then the client does not wait
+                )
                 self._client.sendall(data[: self._passes])
                 return
             self._client.sendall(data)

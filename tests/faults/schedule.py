@@ -1,4 +1,4 @@
-"""The faults of a run: what was done to which process or server, and from when to when."""
+"""The faults of a run: their kinds, their processes or servers, and their times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.faults.ledger import now
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds are counted with, in seconds.
+    """The values from which bounds are computed, in seconds.
 
     Arguments:
         ttl: ``lock_ttl``.
         timeout: ``singleton_lock_store_timeout``.
-        slack: what a busy machine may add to a moment.
+        slack: the delay that a busy machine may add.
     """
 
     ttl: float
@@ -26,23 +26,23 @@ class Limits:
 
     @property
     def heal(self) -> float:
-        """From the return of a store until every renewer has been there."""
+        """The time from the store's return until each renewer has reached it."""
         return self.ttl / 3 + self.timeout
 
 
 @dataclass
 class Fault:
-    """One thing that was done.
+    """One fault.
 
     Arguments:
-        kind: ``kill``, ``stop`` (processes), ``outage`` (the store does not serve), ``empty`` (it also lost its data),
-            ``pause`` (an outage too short to lose anything; what ended meanwhile may be there for a TTL, though fault 25 has
-            a closer bound), ``child stop`` (of a prefork child alone),
-            ``unlock`` (by an operator). Others excuse nothing.
+        kind: ``kill``, ``stop`` (processes), ``outage`` (the store is unreachable), ``empty`` (it also lost its data),
+            ``pause`` (an outage too short to lose a lease; leases of ended bodies may exist for a TTL, though fault 25 has
+            a closer bound), ``child stop`` (of one prefork child),
+            ``unlock`` (by an operator). Other kinds excuse nothing.
         at: when it began.
-        until: when it was over; infinity while it is not.
-        pids: whom it concerns; nobody in particular: everybody.
-        bound: how long after a holder's end its lease may still be there because of this.
+        until: when it ended; infinity before that.
+        pids: of the processes that it affects; empty for all.
+        bound: seconds for which a lease may exist after its holder's end because of this fault.
     """
 
     kind: str
@@ -52,12 +52,12 @@ class Fault:
     bound: float = 0.0
 
     def concerns(self, pid: int) -> bool:
-        """Tell whether a body in this process has to do with it."""
+        """Tell whether the fault affects a body in this process."""
         return not self.pids or pid in self.pids
 
     def endangers(self, limits: Limits) -> tuple[float, float]:
-        """Return from when to when a lease that was held before can be taken by somebody else; never: an empty span."""
-        earliest = self.at + limits.ttl * 2 / 3  # the last renewal was up to a third of a TTL before
+        """Return the span in which another holder can acquire a lease that was held before; an empty span if none can."""
+        earliest = self.at + limits.ttl * 2 / 3  # the last renewal was up to a third of a TTL earlier
         if self.kind == "stop":
             return earliest, self.until
         if self.kind == "outage":
@@ -69,7 +69,7 @@ class Fault:
 
 @dataclass
 class Schedule:
-    """All faults of a run, in the order of their beginning."""
+    """All faults of a run, in the order of their start."""
 
     faults: list[Fault] = field(default_factory=list)
 
@@ -77,14 +77,14 @@ class Schedule:
         return iter(self.faults)
 
     def add(self, kind: str, pids: frozenset[int] = frozenset(), bound: float = 0.0) -> Fault:
-        """Note a fault that begins now."""
+        """Record a fault that begins now."""
         fault = Fault(kind, now(), pids=pids, bound=bound)
         self.faults.append(fault)
         return fault
 
     @contextmanager
     def during(self, kind: str, pids: frozenset[int] = frozenset(), bound: float = 0.0) -> Iterator[Fault]:
-        """Note a fault that begins now and ends with the block."""
+        """Record a fault that begins now and ends with the block."""
         fault = self.add(kind, pids, bound)
         try:
             yield fault

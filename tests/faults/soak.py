@@ -23,9 +23,9 @@ from tests.servers import RabbitMQServer, ServerMissing, until
 TTL = 4.0
 POOLS = ("prefork", "threads", "gevent", "prefork")
 TAGS = 6
-#: Seconds until a worker must have begun a body.
+#: Seconds within which a worker must start a body.
 PATIENCE = 60.0
-#: Kinds of faults, and how long each lasts: seconds at least and at most.
+#: Kinds of faults, with the minimum and maximum of their length in seconds.
 SPANS = {
     "child killed": (0.0, 0.0),
     "worker killed": (0.0, 0.0),
@@ -42,12 +42,12 @@ SPANS = {
 
 @dataclass(frozen=True)
 class Planned:
-    """A fault that is to come.
+    """A planned fault.
 
     Arguments:
         after: seconds of work before it.
         kind: one of ``SPANS``.
-        who: which worker, by its place in the env's list; of those with children where a child is meant.
+        who: index of the worker in the env's list, or among those with children if the fault hits a child.
         span: seconds that it lasts.
     """
 
@@ -58,7 +58,7 @@ class Planned:
 
 
 def plan(seed: int, seconds: float) -> list[Planned]:
-    """Return the faults of a run: those that fit into so many seconds where doing them takes no time."""
+    """Return the faults that fit into the seconds of a run, without the time that it takes to cause them."""
     draw, planned, left = random.Random(f"faults {seed}"), [], seconds
     while True:
         after, kind, who = draw.uniform(2, 6), draw.choice(list(SPANS)), draw.randrange(len(POOLS))
@@ -74,10 +74,10 @@ class Soak:
 
     Args:
         env: where it runs.
-        seed: of all choices. Work has a generator of its own: how much of it there is depends on the machine.
-        seconds: how long new work and new faults come, at least.
-        clock: gives the time in seconds.
-        sleep: waits for so many seconds.
+        seed: of all choices. Work has its own generator, because the amount of work depends on the machine.
+        seconds: for which new work and new faults come, at least.
+        clock: returns the time in seconds.
+        sleep: waits for some seconds.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Soak:
         }
 
     def run(self) -> None:
-        """Send work, and do all faults that are planned."""
+        """Send work, and cause all planned faults."""
         for pool in POOLS:
             self._env.start(pool)
         for worker in self._env.workers:
@@ -119,7 +119,7 @@ class Soak:
             self.done.append(fault)
 
     def _wait(self, seconds: float) -> None:
-        """Send work for so long."""
+        """Send work for some seconds."""
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
             self._work()
@@ -134,7 +134,7 @@ class Soak:
             self._env.send("skip", tag, act, expect="decided in peace")
 
     def finish(self, timeout: float) -> None:
-        """Wait until all that must run has run, all that may be skipped is decided on, and no lease is left."""
+        """Wait until all expected runs are done, all skippable messages are decided, and no lease is left."""
         ledger = self._env.ledger
         wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
 
@@ -151,7 +151,7 @@ class Soak:
     # -- faults ------------------------------------------------------------------------------------
 
     def _child(self, fault: Planned) -> int:
-        """Return the child of a worker that was the last there to begin a body."""
+        """Return the child of a worker that started a body last."""
         workers = [worker for worker in self._env.workers if worker.pool == "prefork"]
         worker = workers[fault.who % len(workers)]
         end = self._clock() + PATIENCE
@@ -193,7 +193,7 @@ class Soak:
             self._env.store.start()
 
     def _half_open(self, fault: Planned) -> None:
-        with self._env.schedule.during("pause"):  # too short to lose anything, as fault 20 says
+        with self._env.schedule.during("pause"):  # too short to lose a lease, see fault 20
             self._env.proxy.hanging.set()
             self._wait(fault.span)
             self._env.proxy.hanging.clear()
@@ -205,7 +205,7 @@ class Soak:
 
 @contextlib.contextmanager
 def broker() -> Iterator[str | RabbitMQServer]:
-    """RabbitMQ: on a Redis broker a worker that is killed just after it took a message from its list loses it (kombu 5.7)."""
+    """Yield RabbitMQ, because Kombu 5.7 on Redis loses a message of a worker that is killed right after it received it."""
     try:
         server = RabbitMQServer().start()
     except ServerMissing:
@@ -236,12 +236,12 @@ def main() -> int:
 
 
 def bench_keys(events: Sequence[Event]) -> set[str]:
-    """Return the keys of all signatures that ran."""
+    """Return the lock keys of all signatures that ran."""
     return {event["key"] for event in events if event["what"] == "start"}
 
 
 def history(events: Sequence[Event], env: WorkerEnvironment, keys: set[str]) -> str:
-    """Return what happened to these signatures, and all faults, in the order of time."""
+    """Return the events of these signatures and all faults, ordered by time."""
     lines = [
         (e["at"], str(e)) for e in events if e.get("key") in keys and e["what"] != "duplicate" and not e.get("sent")
     ]

@@ -1,7 +1,7 @@
 """The tasks of the fault matrix: ``make_app`` builds the same app in the test and in its workers.
 
-``tag`` alone makes the signature. ``acts`` says what bodies do: the first run of a message the first act, its second run the
-second, and so on; the last is repeated.
+``tag`` alone makes the signature. ``acts`` lists what bodies do: the first run of a message does the first act, and so on. The
+last act is repeated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from celery.signals import task_received
 from celery_singleton_lock import LockLost, Raise, RetryLater, SingletonTask, Skip, signals
 from tests.faults.ledger import Ledger, name_of, now
 
-#: Seconds that a body waits for its test at most.
+#: Maximum seconds that a body waits for its test.
 HOLD = 100.0
-#: Seconds of a body that has nothing to do: a probe of the store must be able to see its lease.
+#: Seconds of a body without work, long enough for a probe of the store to see its lease.
 BRIEF = 0.15
-#: Seconds that a lingering task keeps its process after its body.
+#: Seconds for which a lingering task occupies its process after its body.
 LINGER = 8.0
-#: Soon enough for tests; a real one would wait longer.
+#: Short delays for tests; a real policy would wait longer.
 SOON = RetryLater(delay=0.3, backoff=1.0, max_delay=0.3, jitter=0.0, max_wait=600.0)
 
 
@@ -37,7 +37,7 @@ class Boom(Exception):
 
 
 class Bang(BaseException):
-    """One that no body should raise."""
+    """A BaseException, which no body should raise."""
 
 
 def ledger_of(app: Celery) -> Ledger:
@@ -45,11 +45,11 @@ def ledger_of(app: Celery) -> Ledger:
     return Ledger(app.conf.get("faults_directory"))
 
 
-# -- what a body can be told to do ---------------------------------------------------------------
+# -- acts of a body ------------------------------------------------------------------------------
 
 
 def _sleep(task: Task, tag: str, seconds: float = BRIEF) -> str:
-    """In parts: a signal that comes just before a call, after Python's last look for one, ends no call, but strikes after it."""
+    """Sleep in parts, because a signal just before a call does not interrupt that call: its handler runs after it."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 0.2))
@@ -57,7 +57,7 @@ def _sleep(task: Task, tag: str, seconds: float = BRIEF) -> str:
 
 
 def _heed(task: Task, tag: str, seconds: float) -> str:
-    """Sleep for as long as the lease is held: a body that can be ended anywhere, and ends when it has lost its lease."""
+    """Sleep while the lease is held: a body that can be ended at any point, and ends when its lease is lost."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0 and task.lease.held:
         time.sleep(min(left, 0.02))
@@ -77,7 +77,7 @@ def _hold_boom(task: Task, tag: str) -> None:
 
 
 def _swallow(task: Task, tag: str, seconds: float) -> str:
-    """Go on in spite of whatever is raised into it, as a body with a bare except does."""
+    """Continue after every raised exception, like a body with a bare ``except``."""
     ledger, end, told = ledger_of(task.app), time.monotonic() + seconds, False
     while True:
         try:
@@ -92,7 +92,7 @@ def _swallow(task: Task, tag: str, seconds: float) -> str:
 
 
 def _ensure(task: Task, tag: str, seconds: float = HOLD) -> str:
-    """Ask for the lease at every step, and end when it is lost."""
+    """Call ``ensure`` at each step, and end when the lease is lost."""
     ledger, end = ledger_of(task.app), time.monotonic() + seconds
     while time.monotonic() < end and not ledger.is_raised(f"{tag}.go"):
         asked = now()
@@ -107,7 +107,7 @@ def _ensure(task: Task, tag: str, seconds: float = HOLD) -> str:
 
 
 def _watch(task: Task, tag: str) -> str:
-    """Note when the lease is no longer held, by its own clock."""
+    """Record when the lease is no longer held, by its own clock."""
     while task.lease.held:
         time.sleep(0.02)
     ledger_of(task.app).note("not held", tag=tag)
@@ -115,20 +115,20 @@ def _watch(task: Task, tag: str) -> str:
 
 
 def _regex(task: Task, tag: str, seconds: float) -> str:
-    """One regular expression that keeps the GIL for at least so many seconds."""
+    """Match one regular expression that keeps the GIL for at least ``seconds``."""
     length, took = 16, 0.0
     while took < 0.05:
         length += 1
         took = min(_match(length) for _ in range(3))
     ledger_of(task.app).note("regex", tag=tag)
-    length += math.ceil(math.log2(seconds / took))  # each further letter doubles the time
+    length += math.ceil(math.log2(seconds / took))  # each additional letter doubles the time
     while _match(length) < seconds:
         length += 1
     return "matched"
 
 
 def _keep_gil(task: Task, tag: str, seconds: float) -> str:
-    """A call into C that keeps the GIL, as a badly written extension does."""
+    """Call C code that keeps the GIL, like a badly written extension."""
     library, end = ctypes.PyDLL(None), time.monotonic() + seconds
     while time.monotonic() < end:
         library.usleep(int((end - time.monotonic()) * 1e6))
@@ -136,7 +136,7 @@ def _keep_gil(task: Task, tag: str, seconds: float) -> str:
 
 
 def _spin(task: Task, tag: str, seconds: float) -> int:
-    """Compute without ever waiting: in gevent and eventlet nothing else runs meanwhile."""
+    """Compute without waiting: in gevent and eventlet no other greenlet runs meanwhile."""
     count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
         count += 1
@@ -170,20 +170,20 @@ def _memory(task: Task, tag: str) -> None:
 
 
 def _eat(task: Task, tag: str, megabytes: int) -> int:
-    """Grow beyond what a child is allowed to."""
+    """Use more memory than a child may."""
     eaten = bytearray(megabytes << 20)
     eaten[::4096] = b"x" * len(eaten[::4096])
     return len(eaten)
 
 
 def _odd_result(task: Task, tag: str) -> object:
-    """Return what no serializer takes."""
+    """Return an object that no serializer accepts."""
     time.sleep(BRIEF)
     return object()
 
 
 def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
-    """Fork in the middle; the child ends as ordinary code would, and notes how many threads it has then."""
+    """Fork in the body; the child ends like ordinary code, and records its number of threads."""
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
@@ -196,7 +196,7 @@ def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
 
 
 def _fork_through(task: Task, tag: str) -> str:
-    """Fork, and let the child run out of the body like the parent does; it must free nothing."""
+    """Fork, and let the child leave the body like the parent; it must not release the lock."""
     if not os.fork():
         raise Bang("a copy of the body")
     time.sleep(2.5)
@@ -204,21 +204,21 @@ def _fork_through(task: Task, tag: str) -> str:
 
 
 def _call(task: Task, tag: str, other: str, other_tag: str) -> Any:
-    """Run another task within this one, as a plain call, and go on after it."""
+    """Run another task within this one as a plain call."""
     result = task.app.tasks[other](other_tag, acts=[["sleep", 0.2]])
     _sleep(task, tag, 1.2)
     return result
 
 
 def _apply(task: Task, tag: str, other: str, other_tag: str) -> str:
-    """Run a task within this one, as a task of its own, and go on after it."""
+    """Run a task within this one as an eager task."""
     state = str(task.app.tasks[other].apply((other_tag,), {"acts": [["sleep", 0.2]]}).state)
     _sleep(task, tag, 1.2)
     return state
 
 
 def _wall_clock(task: Task, tag: str, seconds: float) -> str:
-    """Sleep, and note when the wall clock makes a step."""
+    """Sleep, and record when the wall clock is set."""
     ledger, end, before = ledger_of(task.app), time.monotonic() + seconds, time.time() - time.monotonic()
     ledger.note("clock seen")
     while time.monotonic() < end:
@@ -240,7 +240,7 @@ ACTS: dict[str, Callable[..., Any]] = {
 
 
 def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
-    """Do an act between the two records of this run."""
+    """Do an act between the ``start`` and ``end`` events of this run."""
     ledger, lease, pid = ledger_of(task.app), task.lease, os.getpid()
     task_id = "" if _is_called_by_itself(task) else task.request.id or ""
     number = ledger.number(f"{task_id}.{task.name}.{tag}") if task_id else 0
@@ -252,7 +252,7 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
         "task_id": task_id,
     }
     how = "return"
-    try:  # what is raised just after the first record is followed by the second
+    try:  # an exception just after the first event is followed by the second
         ledger.note("start", tag=tag, number=number, parent=os.getppid(), **who)
         return ACTS[act](task, tag, *args)
     except BaseException as error:
@@ -264,13 +264,13 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
 
 
 def _is_called_by_itself(task: Task) -> bool:
-    """Tell whether this is a plain call by a body of the same task: a part of that, with a copy of its request (Celery 5.7)."""
+    """Tell whether a body of the same task made this plain call, which then has a copy of its request (Celery 5.7)."""
     stack = task.request_stack.stack
     return len(stack) > 1 and stack[-1].id == stack[-2].id
 
 
 def _signature(task: Task, tag: str) -> str:
-    """What a body must not run twice at once with, by the task's own options; the lease is not asked."""
+    """Return the signature under which bodies exclude each other, from the task's options and not from the lease."""
     request = task.request
     eager = request.is_eager and not task.app.conf.get("singleton_lock_eager", False)
     free = task.singleton is False or request.called_directly or eager or _is_called_by_itself(task)
@@ -285,7 +285,7 @@ def _run_of(lease: Any) -> str:
 
 
 def make_app(conf: dict[str, Any]) -> Celery:
-    """Build the app with all tasks; the same in every process."""
+    """Build the app with all tasks, the same in every process."""
     app = Celery("faults", set_as_current=False)
     app.conf.update(conf)
     for name, policy in (("skip", Skip()), ("retry", SOON), ("raise", Raise()), ("other", SOON)):
@@ -312,18 +312,18 @@ def _no_key(tag: str, acts: object = None) -> str:
 
 
 def _linger(self: Task, status: str, *args: Any) -> None:
-    """Keep the process for a while after the body's end and its release."""
+    """Occupy the process for a while after the body's end and its release."""
     time.sleep(LINGER)
 
 
 def _next(self: Task, result: object, tag: str) -> object:
-    """The next step of a chain: notes that it ran."""
+    """The next step of a chain; records that it ran."""
     ledger_of(self.app).note("next", tag=tag, task_id=self.request.id)
     return result
 
 
 def record_signals(app: Celery) -> None:
-    """Write the library's signals into the ledger."""
+    """Record the library's signals in the ledger."""
     ledger = ledger_of(app)
 
     def of_lease(what: str) -> Callable[..., None]:
@@ -338,7 +338,7 @@ def record_signals(app: Celery) -> None:
     signals.duplicate.connect(lambda key, task_id, **_: ledger.note("duplicate", key=key, task_id=task_id), weak=False)
 
     def received(request: Any, **_: Any) -> None:
-        """Only of what can be lost: the other rows' messages come back."""
+        """Record only messages that can be lost: those of the other rows are redelivered."""
         if request.task.name == "skip":
             ledger.note("received", task_id=request.id)
 

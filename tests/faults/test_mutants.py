@@ -1,4 +1,4 @@
-"""The mutants' own test: which outcome of a row counts as red."""
+"""Tests of the mutants: which outcome of a row counts as red."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKER = "from tests.faults.harness import WorkerFailed"
     ],
 )
 def test_outcomes(text: str, came: str, tmp_path: Path) -> None:
-    """Red is a test that saw something wrong; one that cannot be run, or whose worker cannot start, has seen nothing."""
+    """A test counts as red if its check failed, not if it could not run or its worker could not start."""
     (tmp_path / "test_row.py").write_text(text)
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     answer = run(tmp_path, "test_row.py::test_it")
@@ -36,7 +36,7 @@ def test_outcomes(text: str, came: str, tmp_path: Path) -> None:
     ("shows", "came"), [("overlap|lost", RED), ("left over", "red for another reason: AssertionError: an overlap")]
 )
 def test_another_reason(shows: str, came: str, tmp_path: Path) -> None:
-    """A test that fails with something else than what its mutant must bring about does not count as red."""
+    """A test that fails for another reason than its mutant does not count as red."""
     (tmp_path / "test_row.py").write_text("def test_it(): assert False, 'an overlap'")
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     assert run(tmp_path, "test_row.py::test_it", shows).startswith(came)
@@ -44,5 +44,5 @@ def test_another_reason(shows: str, came: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_text_is_there(mutant: Mutant) -> None:
-    """What a mutant takes out is in the package, just once."""
+    """The text that a mutant removes occurs exactly once in the package."""
     assert 1 == (ROOT / "celery_singleton_lock" / mutant.file).read_text().count(mutant.old)

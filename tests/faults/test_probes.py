@@ -1,4 +1,4 @@
-"""The probes' own tests: what MONITOR really says is understood, and who sees nothing is found out."""
+"""Tests of the probes: they understand the real output of MONITOR, and a probe that sees nothing is detected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOCK, REVOKED = f"{BASE}:lock:1", f"{BASE}:revoked"
 
 
 class Scene:
-    """A server that is supervised, and two claims of one lock."""
+    """A server with a probe, and two requests for one lock."""
 
     def __init__(self, server: RedisServer, directory: Path) -> None:
         self.ledger = Ledger(directory)
@@ -45,7 +45,7 @@ class Scene:
         )
 
     def seen(self) -> list[tuple[str, str, str, str]]:
-        """Return what was done to a lock: verb, token's letter, key, deed; all that was sent has been read."""
+        """Return the changes of a lock as verb, token's letter, key and action, after all sent commands were read."""
         self.commands.close()
         assert self.commands.sound
         names = {name_of("a" * 32): "a", name_of("b" * 32): "b", "": ""}
@@ -62,7 +62,7 @@ class Scene:
         self.client.close()
 
     def broken(self, verb: str, old: str, new: str, keys: list[str], *args: object) -> None:
-        """Run a script of which something was taken out; the probe takes it for the one that it was."""
+        """Run a script with some text removed; the probe treats it as the original."""
         text = (Path(celery_singleton_lock.__file__).parent / "store" / "redis" / f"{verb}.lua").read_text()
         assert 1 == text.count(old)
         text = text.replace(old, new)
@@ -72,7 +72,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A server of the test's own, supervised."""
+    """Yield a server of this test, with a probe."""
     with RedisServer() as server:
         scene = Scene(server, tmp_path)
         yield scene
@@ -80,7 +80,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_every_verb(scene: Scene) -> None:
-    """What each verb does to a lock is noted, and what does nothing is not; its script is known by its text and by its digest."""
+    """The probe records each change of a lock and no call without effect, by the script's text or by its digest."""
     for _ in range(2):
         scene.store.acquire(scene.a)
         scene.store.acquire(scene.b)
@@ -98,21 +98,21 @@ def test_every_verb(scene: Scene) -> None:
     sent = [event["verb"] for event in scene.ledger.events("store", sent=True)]
     assert ["acquire", "acquire", "renew", "renew", "release", "reacquire", "reacquire", "release"] == sent[
         -8:
-    ]  # before, with EVAL as well
+    ]  # the events before these include calls by EVAL
 
 
 def test_renewal_by_the_attempt(scene: Scene) -> None:
-    """A main process renews by the attempt alone; that is told from the child's own renewal."""
+    """The probe distinguishes a main process's renewal, by token alone, from the child's own."""
     scene.store.acquire(scene.a)
     scene.store.renew([LeaseRequest(BASE, "", scene.a.token, 30.0, "task-a", supervised=True)])
     scene.store.renew([scene.a])
     assert [("renew", "a", LOCK, "renew")] * 2 == scene.seen()[1:]
     own = [event["own"] for event in scene.ledger.events("store", verb="renew", sent=True)]
-    assert [False, True] == own[-2:]  # the first was sent twice: its script was not known
+    assert [False, True] == own[-2:]  # the first was sent twice, because its script was unknown
 
 
 def test_foreign_release(scene: Scene) -> None:
-    """A release of somebody else's lock is seen, and is a theft."""
+    """A release of another holder's lock is recorded and counts as a theft."""
     scene.store.acquire(scene.a)
     keys = [LOCK, scene.b.attempt, scene.b.completed]
     scene.broken("release", "if holder[1] ~= ARGV[1] then", "if false then", keys, scene.b.token, 30000, "1")
@@ -121,7 +121,7 @@ def test_foreign_release(scene: Scene) -> None:
 
 
 def test_foreign_renewal(scene: Scene) -> None:
-    """A renewal of somebody else's lock is seen, and is a theft."""
+    """A renewal of another holder's lock is recorded and counts as a theft."""
     scene.store.acquire(scene.a)
     keys = [LOCK, scene.b.attempt, REVOKED]
     scene.broken("renew", "if owner == token then", "if true then", keys, scene.b.token, 30000)
@@ -131,7 +131,7 @@ def test_foreign_renewal(scene: Scene) -> None:
 
 @pytest.mark.parametrize("verb", ["acquire", "reacquire"])
 def test_taken_after_its_release(scene: Scene, verb: str) -> None:
-    """What is taken by a run after its release is seen, and is a late renewal."""
+    """An acquire by a run after its release is recorded and counts as a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
     getattr(scene.store, verb)(scene.a, *([1] if verb == "reacquire" else []))
@@ -140,7 +140,7 @@ def test_taken_after_its_release(scene: Scene, verb: str) -> None:
 
 
 def test_renewal_after_its_release(scene: Scene) -> None:
-    """A renewal that does something after the release is seen, and is a late renewal."""
+    """An effective renewal after the release is recorded and counts as a late renewal."""
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
     scene.broken(
@@ -151,7 +151,7 @@ def test_renewal_after_its_release(scene: Scene) -> None:
 
 
 def test_unlock(scene: Scene) -> None:
-    """An operator's unlock is seen; it is fine where the schedule has one."""
+    """A revocation is recorded, and is no violation if the schedule has one."""
     scene.store.acquire(scene.a)
     with scene.schedule.during("unlock"):
         scene.store.revoke(BASE, LOCK)
@@ -163,14 +163,14 @@ def test_unlock(scene: Scene) -> None:
 
 
 def test_unknown_script(scene: Scene) -> None:
-    """A script that the probe does not know is told."""
+    """The probe reports a script that it does not know."""
     scene.client.eval("return 1", 0)  # type: ignore[no-untyped-call]
     assert [] == scene.seen()
     assert {"blind"} == scene.found()
 
 
 def test_cut_off(scene: Scene) -> None:
-    """A connection that was closed is made again, and told."""
+    """The probe reconnects after its connection was closed, and reports it."""
     scene.commands.ready.clear()
     scene.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
     until(scene.commands.ready.is_set, "MONITOR")
@@ -181,13 +181,13 @@ def test_cut_off(scene: Scene) -> None:
 
 @pytest.fixture
 def _errors_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are what is tested, and no finding of pytest's."""
+    """Ignore errors of threads, which these tests cause on purpose."""
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
 
 @pytest.mark.usefixtures("_errors_in_threads")
 def test_reader_that_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that met an error of its own sees nothing more, is not sound, and says what it was."""
+    """A reader that ended with its own error is not sound, and reports that error."""
     monkeypatch.setattr(scene.commands, "_read", lambda line: 1 / 0)
     scene.store.acquire(scene.a)
     until(lambda: not scene.commands.is_alive(), "the thread is over")
@@ -197,7 +197,7 @@ def test_reader_that_failed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_reader_that_hears_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that lives and reads nothing is not sound."""
+    """A running reader that reads nothing is not sound."""
     monkeypatch.setattr(scene.commands, "_read", lambda line: None)
     scene.commands.close()
     assert not scene.commands.sound
@@ -219,13 +219,13 @@ class Broken(Watching):
 @pytest.mark.usefixtures("_errors_in_threads")
 @pytest.mark.parametrize(("error", "sound"), [(redis.ConnectionError(), True), (ValueError(), False)])
 def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> None:
-    """An absent store ends no watcher; an error of its own does, and that is known, however often it is closed."""
+    """An unreachable store does not end a watcher; its own error does, and stays visible after repeated closing."""
     watcher = Broken(Ledger(tmp_path), error)
     watcher.start()
     watcher.stepped.wait(10)
     if not sound:
         watcher.join(10)
-        watcher.error = redis.ConnectionError()  # for the last look
+        watcher.error = redis.ConnectionError()  # for the last poll
     for _ in range(2):
         watcher.close()
         assert sound is watcher.sound
@@ -235,7 +235,7 @@ def test_watcher_that_failed(tmp_path: Path, error: Exception, sound: bool) -> N
 
 
 def test_keys(scene: Scene) -> None:
-    """A lease is noted when it comes and when it goes."""
+    """The probe records when a lease appears and when it disappears."""
     keys = Keys(scene.ledger, scene.url)
     keys.start()
     scene.store.acquire(scene.a)
@@ -251,7 +251,7 @@ def test_keys(scene: Scene) -> None:
 
 
 def test_clocks_are_read_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that is stopped between two clocks reads them again: else leases would seem to end before their bodies."""
+    """A thread that is stopped between two clock readings repeats them; otherwise leases would seem to end early."""
     times = iter([10.0, 10.5, 11.0, 11.001])
     walls = iter([1000.4, 1001.0])
     monkeypatch.setattr(probes, "now", lambda: next(times))

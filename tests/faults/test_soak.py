@@ -1,4 +1,4 @@
-"""The soak's own test, without servers: what it does to them is decided by its seed alone."""
+"""Tests of the soak, without servers: its seed alone decides the faults."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from tests.faults.soak import POOLS, SPANS, Soak
 
 MINUTES = 10
-#: Seconds of a turn of work, at most, where sending takes half a second.
+#: Maximum seconds of a turn of work if sending takes half a second.
 TURN = 0.5 + 0.4
 
 
 class Machine:
-    """An environment and a clock that only pretend, and a note of each fault: kind, which worker, and from when to when.
+    """A fake environment and clock that record each fault: kind, worker, start and end.
 
     Args:
-        slow: seconds that it takes to send a message, and to start a worker.
+        slow: seconds that it takes to send a message and to start a worker.
     """
 
     def __init__(self, slow: float) -> None:
@@ -62,7 +62,7 @@ class Machine:
         self.expected.add(f"{args[0]}: {options['expect']}")
 
     def _starts(self, what: str) -> list[dict[str, int]]:
-        """Which of a worker's two children was the last to begin a body depends on how far the processes have come."""
+        """Return start events; which child started a body last varies, as with real processes."""
         children = [pid + 1 + (self.sent + extra) % 2 for pid in range(0, 100 * self.started, 100) for extra in (0, 1)]
         return [{"pid": pid} for pid in children]
 
@@ -103,25 +103,25 @@ def _run(seed: int, slow: float) -> Machine:
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_faults_depend_on_the_seed_alone(seed: int) -> None:
-    """However fast a machine is, the same faults come in the same order, to the same workers, after as much work, for as long."""
+    """The speed of the machine does not change the faults, their order, their workers, their times or their lengths."""
     fast, slow = _run(seed, 0.0), _run(seed, 0.5)
     assert fast.sent > 2 * slow.sent, "they do not differ in speed"
     assert [(kind, who) for kind, who, _, _ in fast.faults] == [(kind, who) for kind, who, _, _ in slow.faults]
     before = (0.0, 0.0)
     for (kind, _, begin, end), (_, _, slow_begin, slow_end) in zip(fast.faults, slow.faults, strict=True):
         assert 0 <= (slow_end - slow_begin) - (end - begin) < TURN, kind
-        # A worker that is to start, and a child that has not begun a body, take their time.
+        # A starting worker, and a child without a body yet, take additional time.
         assert 0 <= (slow_begin - before[1]) - (begin - before[0]) < TURN + 0.5, kind
         before = (end, slow_end)
 
 
 def test_faults_of_two_seeds_differ() -> None:
-    """Another seed is another run."""
+    """Another seed gives another run."""
     assert _run(1, 0.0).faults != _run(2, 0.0).faults
 
 
 def test_a_run_has_all_kinds_and_everybody() -> None:
-    """In ten minutes each kind comes, and each worker is somebody's victim; the time is used up and hardly exceeded."""
+    """A run of ten minutes has each kind of fault, hits each worker, uses its time and hardly exceeds it."""
     machine = Machine(0.0)
     soak = Soak(cast(Any, machine), 1, MINUTES * 60, machine.clock, machine.sleep)
     soak.run()
@@ -131,5 +131,5 @@ def test_a_run_has_all_kinds_and_everybody() -> None:
 
 
 def test_something_is_expected_of_every_message() -> None:
-    """What waits has to run, once in peace; what may be skipped has to be decided on."""
+    """Waiting messages must run, once if no fault touched them; skippable messages must be decided."""
     assert {"late: once in peace", "skip: decided in peace"} == _run(1, 0.0).expected

@@ -1,4 +1,4 @@
-"""What ``celery -A tests.faults.worker_app`` loads: the app of the environment's making."""
+"""The app that ``celery -A tests.faults.worker_app`` loads, configured by the environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ record_signals(app)
 
 
 def _fail_at(signal: Signal) -> None:
-    """Connect a receiver that fails, and says which."""
+    """Connect a receiver that fails and names its signal."""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError(f"a receiver of {signal.name} that fails")
@@ -31,7 +31,7 @@ def _fail_at(signal: Signal) -> None:
 
 
 def _break(owner: type, step: str, what: str, kind: type[BaseException]) -> None:
-    """Let every other call of a thread's step raise what nobody expects."""
+    """Let every second call of a thread's step raise an unexpected error."""
     calls = 0
     right = getattr(owner, step)
 
@@ -47,7 +47,7 @@ def _break(owner: type, step: str, what: str, kind: type[BaseException]) -> None
 
 
 def _step_clock(path: Path) -> None:
-    """Let the wall clock of this process be as far off as a file says."""
+    """Shift the wall clock of this process by the offset in a file."""
     right = time.time
     time.time = lambda: right() + float(path.read_text() or 0)
 

@@ -1,9 +1,9 @@
-"""pytest-celery's fixtures with local processes as nodes, and the env that tests work at.
+"""pytest-celery's fixtures with local processes as nodes, and the ``env`` of the tests.
 
-A module says which workers it wants by overriding ``worker_specs`` (or ``pool``), and which
-configuration by overriding ``extra_conf``. Workers that are wanted alike are started once per run
-and used by all such modules; every test has a tag of its own, so that they do not meet. A test
-that harms its worker takes one from ``fresh_worker``.
+A module chooses its workers by overriding ``worker_specs`` (or ``pool``), and their configuration by
+overriding ``extra_conf``. Equal workers are started once per run and shared by all such modules.
+Each test has its own tag, so that tests do not affect each other. A test that harms its worker uses
+``fresh_worker``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Shelf = Callable[[Sequence[WorkerSpec], Mapping[str, Any]], list[LocalWorker]]
 
 @pytest.fixture(scope="session")
 def run_directory() -> Iterator[Path]:
-    """Where workers log and bodies record."""
+    """Return the directory of the workers' logs and the bodies' records."""
     directory = new_directory("run")
     yield directory
     remove_directory(directory)
@@ -51,13 +51,13 @@ def run_directory() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def recorder(run_directory: Path) -> Recorder:
-    """What bodies and signals of all workers recorded."""
+    """Return the recorder of the bodies and signals of all workers."""
     return Recorder(run_directory)
 
 
 @pytest.fixture(scope="session")
 def worker_shelf(run_directory: Path) -> Iterator[Shelf]:
-    """Workers of the whole run: asked for twice alike, given out twice; dead ones are replaced."""
+    """Yield the workers of the whole run: equal requests get the same workers, and dead ones are replaced."""
     shelf: list[LocalWorker] = []
 
     def take(spec: WorkerSpec, conf: Mapping[str, Any]) -> LocalWorker:
@@ -77,30 +77,30 @@ def worker_shelf(run_directory: Path) -> Iterator[Shelf]:
         worker.end()
 
 
-# -- what a module may override ------------------------------------------------------------------
+# -- fixtures that a module may override ---------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def broker_kind() -> str:
-    """``redis`` or ``rabbitmq``."""
+    """Return the kind of broker, ``redis`` or ``rabbitmq``."""
     return "redis"
 
 
 @pytest.fixture(scope="module")
 def pool() -> str:
-    """The pool of the module's only worker."""
+    """Return the pool of the module's only worker."""
     return "prefork"
 
 
 @pytest.fixture(scope="module")
 def worker_specs(pool: str) -> Sequence[WorkerSpec]:
-    """The module's workers; the first one's queue is the default."""
+    """Return the module's workers; the queue of the first one is the default."""
     return (WorkerSpec(pool, concurrency=1 if pool == "solo" else 4),)
 
 
 @pytest.fixture(scope="module")
 def extra_conf() -> dict[str, Any]:
-    """Configuration on top of the base, for all workers of the module and the tests' app."""
+    """Return additional configuration for all workers of the module and the tests' app."""
     return {}
 
 
@@ -171,7 +171,7 @@ def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]
 
 
 def _forget_results(app: Celery) -> None:
-    """Results that a failed test still holds unsubscribe when they go, and the server may be gone by then."""
+    """Keep results of failed tests from unsubscribing when they are collected, as the server may no longer run."""
     if hasattr(app.backend, "result_consumer"):
         app.backend.result_consumer.cancel_for = lambda task_id: None
 
@@ -187,17 +187,17 @@ def celery_worker_cluster(local_workers: list[LocalWorker], celery_setup_app: Ce
 
 @pytest.fixture(scope="module")
 def own_store() -> Iterator[RedisServer]:
-    """A store for a module whose tests stop it, look through it, or count what its workers do with it."""
+    """Yield a store for a module whose tests stop it, read all its data, or count its commands."""
     with RedisServer() as server:
         yield server
 
 
-# -- what tests use ------------------------------------------------------------------------------
+# -- fixtures of the tests -----------------------------------------------------------------------
 
 
 @pytest.fixture
 def env(celery_setup: CeleryTestSetup, recorder: Recorder) -> Iterator[WorkerEnvironment]:
-    """The set-up with a tag of this test's own; bodies that still wait at its end are let go."""
+    """Yield the environment with a tag of this test; bodies that still wait at its end are released."""
     celery_setup.app.set_current()
     env = WorkerEnvironment(celery_setup, recorder, secrets.token_hex(6))
     yield env
@@ -208,7 +208,7 @@ def env(celery_setup: CeleryTestSetup, recorder: Recorder) -> Iterator[WorkerEnv
 def fresh_worker(
     run_directory: Path, base_conf: dict[str, Any], celery_setup_app: Celery
 ) -> Iterator[Callable[..., LocalWorkerNode]]:
-    """Starts workers that belong to one test, which may harm them."""
+    """Yield a function that starts workers for one test, which may harm them."""
     with contextlib.ExitStack() as ends:
 
         def start(spec: WorkerSpec, ready: bool = True) -> LocalWorkerNode:
@@ -227,7 +227,7 @@ def fresh_worker(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Judge the 90-second bodies last: they run while the other tests do."""
+    """Check the 90-second bodies last, because they run during the other tests."""
     items.sort(key=lambda item: "test_ninety_seconds" in item.name)
 
 
@@ -235,7 +235,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def ninety_seconds(
     redis_server: RedisServer, worker_shelf: Shelf, run_directory: Path, recorder: Recorder
 ) -> NinetySeconds:
-    """One body of 90 s in each pool, in workers of their own; copies go to yet another worker."""
+    """Return one body of 90 s in each pool, in its own worker; duplicates go to another worker."""
     conf = {
         "broker_url": redis_server.url(db=2),
         "result_backend": redis_server.url(db=2),
@@ -259,6 +259,6 @@ def ninety_seconds(
 
 @pytest.fixture(scope="session", autouse=True)
 def start_long_bodies(request: pytest.FixtureRequest) -> None:
-    """Start the 90-second bodies first, if this run will ask for them."""
+    """Start the 90-second bodies first, if this run includes their tests."""
     if any("test_ninety_seconds" in item.name for item in request.session.items):
         request.getfixturevalue("ninety_seconds")

@@ -1,4 +1,4 @@
-"""What a test does with its workers: send jobs, watch what they did, let waiting ones go."""
+"""The environment of a test: it sends jobs, reads what they did, and lets waiting bodies end."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.integration.recorder import Event, Recorder
 from tests.integration.tasks import lock_tag
 from tests.servers import until
 
-#: Seconds that a test waits for a result which is due soon.
+#: Seconds for which a test waits for a result that is due soon.
 SOON = 20.0
 
 
 class WorkerEnvironment:
-    """One test's view of the set-up; ``tag`` names its signature."""
+    """The set-up of one test; ``tag`` names its signature."""
 
     def __init__(self, setup: CeleryTestSetup, recorder: Recorder, tag: str) -> None:
         self.setup = setup
@@ -66,15 +66,15 @@ class WorkerEnvironment:
         return result
 
     def let_go(self, tag: str | None = None) -> None:
-        """Let the waiting bodies of a tag go on."""
+        """Let the waiting bodies of a tag end."""
         self.recorder.raise_flag(f"{tag or self.tag}.go")
 
     def let_all_go(self) -> None:
-        """Let all waiting bodies of the test go on."""
+        """Let all waiting bodies of the test end."""
         for tag in self._tags:
             self.let_go(tag)
 
-    # -- what happened ---------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
     def events(self, what: str | None = None, tag: str | None = None) -> list[Event]:
         """Return what was recorded under a tag."""
@@ -90,11 +90,11 @@ class WorkerEnvironment:
         return found[0]
 
     def signals(self, task_id: str, what: str | None = None) -> list[Event]:
-        """Return Celery's signals about a task, as its worker saw them."""
+        """Return the recorded Celery signals of a task."""
         return self.recorder.events(f"signals-{task_id}", what)
 
     def lock_signals(self, key: str, what: str | None = None) -> list[Event]:
-        """Return the library's signals about a lock key."""
+        """Return the recorded library signals of a lock key."""
         return self.recorder.events(lock_tag(key), what)
 
     # -- the store -------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class WorkerEnvironment:
         return redis.Redis.from_url(next(url for url in urls if url and url.startswith("redis:")))
 
     def is_locked(self, name: str = "skip", tag: str | None = None) -> bool:
-        """Tell whether the lock key of a job is there."""
+        """Tell whether the lock key of a job exists."""
         with contextlib.closing(self.store()) as client:
             return bool(client.exists(self.key(name, tag)))
 
@@ -133,7 +133,7 @@ class WorkerEnvironment:
         return until(lambda: (state := result.state) in states and state, f"state in {states}", timeout)
 
     def finish(self, task_id: str, timeout: float = 20.0) -> None:
-        """Wait until no attempt of a task is left at the worker, not even one that waits."""
+        """Wait until the worker has no delivery of a task left, waiting ones included."""
         until(lambda: self._is_idle(task_id) and self._is_idle(task_id), "finished", timeout, 0.1)
 
     def finish_node(self, queue: str) -> None:
@@ -162,7 +162,7 @@ class WorkerEnvironment:
         return isinstance(result.result, ChordError)
 
     def allow_publishing(self, allowed: bool) -> None:
-        """Let publishing by workers work or fail; this process is not concerned."""
+        """Let publishing by workers work or fail; this process can always publish."""
         if allowed:
             self.recorder.lower_flag("no-publish")
         else:
@@ -172,7 +172,7 @@ class WorkerEnvironment:
 
     @contextlib.contextmanager
     def captured_messages(self) -> Iterator[list[dict[str, Any]]]:
-        """Keep what this process publishes, so that ``redeliver`` can send it again."""
+        """Record the messages that this process publishes, so that ``redeliver`` can send them again."""
         messages: list[dict[str, Any]] = []
 
         def keep(body: Any = None, routing_key: str = "", **kwargs: Any) -> None:
@@ -185,17 +185,17 @@ class WorkerEnvironment:
             before_task_publish.disconnect(keep)
 
     def key_of(self, message: dict[str, Any]) -> str:
-        """Return the lock key of a kept message."""
+        """Return the lock key of a recorded message."""
         args, kwargs, _ = message["body"]
         return str(self.app.tasks[message["headers"]["task"]].lock_key_for(*args, **kwargs))
 
     def kill_body(self, start: Event) -> None:
-        """SIGKILL the pool process in which a body started."""
+        """Kill the pool process in which a body started with SIGKILL."""
         assert start["pid"] != self.worker.container.process.pid, "this is the whole worker"
         os.kill(start["pid"], signal.SIGKILL)
 
     def redeliver(self, message: dict[str, Any]) -> None:
-        """Publish a kept message once more, the same task id and all."""
+        """Publish a recorded message once more, with the same task id."""
         properties = {k: v for k, v in message["properties"].items() if k != "serializer"}
         with self.app.producer_or_acquire() as producer:
             producer.publish(

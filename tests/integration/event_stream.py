@@ -23,7 +23,7 @@ class EventStream:
 
     def __enter__(self) -> EventStream:
         self._thread.start()
-        # Being ready to consume is not enough: Redis subscribes later. An event that arrived is.
+        # A ready consumer is not enough, because Redis subscribes later. Only a received event proves it.
         with self._app.connection_for_write() as connection, self._app.events.Dispatcher(connection) as dispatcher:
             until(lambda: self.events or dispatcher.send("test-poke"), "the event stream flows", every=0.1)
         return self

@@ -1,4 +1,4 @@
-"""What a Redis server is sent, seen with MONITOR."""
+"""The commands that clients send to a Redis server, read with MONITOR."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import redis
 
 
 class Monitor:
-    """Records with MONITOR what a server is sent, without what scripts do inside.
+    """Records the commands that clients send to a server, without those inside scripts.
 
-    What connections introduce themselves with is recorded too, and how many were made: servers before Redis 7.2 do not show
-    what a connection of redis-py begins with. Only the connection that marks the end of the record is left out.
+    The record includes the handshake commands and the number of new connections: servers before Redis 7.2 do not show the
+    handshake of redis-py. Only the connection that marks the end of the record is left out.
     """
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._client = redis.Redis.from_url(url, single_connection_client=True)
-        self._lines: list[tuple[str, str]] = []  # whose command: an address and a port
+        self._lines: list[tuple[str, str]] = []  # the client's address and port, and its command
         self._marker = ""
         self._connections_before = 0
         #: How many connections were made while commands were recorded.
@@ -57,7 +57,7 @@ class Monitor:
 
     @property
     def commands(self) -> list[str]:
-        """The commands so far."""
+        """The recorded commands so far."""
         return [command for sender, command in self._lines if sender != self._marker]
 
     def where(self, *words: str) -> list[int]:

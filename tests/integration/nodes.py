@@ -1,7 +1,7 @@
-"""pytest-celery nodes around local processes, where the plugin has Docker containers.
+"""pytest-celery nodes for local processes, where the plugin uses Docker containers.
 
-Each ``Local...`` class answers what the plugin asks of a container; a set-up with real containers
-replaces them by overriding the cluster fixtures again.
+Each ``Local...`` class has the methods that the plugin calls on a container. A set-up with real
+containers replaces them by overriding the cluster fixtures again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pytest_celery import CeleryTestWorker
 
 from tests.servers import Process, RabbitMQServer, RedisServer, until
 
-#: Concurrency of a worker that a test does not say otherwise for.
+#: Default concurrency of a worker.
 CONCURRENCY = 4
 
 
 class LocalContainer:
-    """What pytest-celery's nodes want of a container, for a process of this machine."""
+    """The container methods that pytest-celery's nodes need, for a local process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -57,10 +57,10 @@ class LocalContainer:
         raise NotImplementedError
 
     def reload(self) -> None:
-        """Nothing to do: this object is the state."""
+        """Do nothing: this object is the state."""
 
     def teardown(self) -> None:
-        """Nothing to do: whoever started the process ends it."""
+        """Do nothing: the fixture that started the process ends it."""
 
 
 class LocalServer(LocalContainer):
@@ -118,7 +118,7 @@ class LocalWorker(LocalContainer):
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
             "PYTHONUNBUFFERED": "1",
             "PYTHONWARNINGS": "ignore",
-            # Containers and CI run as root; Celery then refuses to read pickle unless told.
+            # Containers and CI run as root, where Celery refuses pickle without this variable.
             "C_FORCE_ROOT": "1",
         }
         return {**os.environ, **own}
@@ -133,14 +133,14 @@ class LocalWorker(LocalContainer):
         return "running" if self.process.running else "exited"
 
     def start(self) -> None:
-        """Start the process; it is not ready yet."""
+        """Start the process without waiting until it is ready."""
         self.process.start()
 
     def wait_until_ready(self, app: Celery, timeout: float = 45.0) -> None:
         """Wait for the answer to a ping.
 
         Raises:
-            AssertionError: it ended, or did not answer for ``timeout`` seconds.
+            AssertionError: the worker ended, or did not answer for ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while not app.control.ping(destination=[self.node], timeout=0.4):
@@ -163,14 +163,14 @@ class LocalWorker(LocalContainer):
         self.process.signal_all(number)
 
     def children(self) -> list[int]:
-        """Return the process ids of the children, the main process's own helpers included."""
+        """Return the process ids of the children, including helpers of the main process."""
         return [child.pid for child in psutil.Process(self.process.pid).children(recursive=True)]
 
     def wait_for_end(self, timeout: float) -> int:
         """Return the exit code once the main process has ended.
 
         Raises:
-            subprocess.TimeoutExpired: it still runs after ``timeout`` seconds.
+            subprocess.TimeoutExpired: the process still runs after ``timeout`` seconds.
         """
         return self.process.wait(timeout)
 
@@ -179,7 +179,7 @@ class LocalWorker(LocalContainer):
         self.process.start()
 
     def end(self) -> None:
-        """End it for good, and at once."""
+        """End the process at once and for good."""
         self.process.kill()
 
     def version(self) -> str:
@@ -215,7 +215,7 @@ class LocalWorkerNode(CeleryTestWorker):
         return [line for line in self.logs().splitlines() if all(word in line for word in words)]
 
     def wait_for_lines(self, *words: str, count: int = 1, timeout: float = 10.0) -> list[str]:
-        """Wait for so many log lines that contain all of these words, and return them."""
+        """Wait for ``count`` log lines that contain all of these words, and return them."""
         return until(lambda: (found := self.lines(*words))[count - 1 :] and found, f"log lines with {words}", timeout)
 
 
@@ -224,7 +224,7 @@ def _number(name: str | int) -> int:
 
 
 def start_workers(specs: Sequence[WorkerSpec], conf: Mapping[str, Any], directory: Path) -> list[LocalWorker]:
-    """Start several workers side by side; none is ready yet."""
+    """Start several workers concurrently, without waiting until they are ready."""
     workers = [LocalWorker(spec, conf, directory) for spec in specs]
     for worker in workers:
         worker.start()
@@ -232,7 +232,7 @@ def start_workers(specs: Sequence[WorkerSpec], conf: Mapping[str, Any], director
 
 
 def wait_for_end(worker: LocalWorker, timeout: float) -> int | None:
-    """Return the exit code of a worker, or None where it still runs after so many seconds."""
+    """Return the exit code of a worker, or None if it still runs after ``timeout`` seconds."""
     try:
         return worker.wait_for_end(timeout)
     except subprocess.TimeoutExpired:

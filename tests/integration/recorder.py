@@ -1,7 +1,7 @@
-"""What tasks did, written to files: the tests read it, and tell waiting bodies to go on.
+"""Events of tasks, written to files that the tests read, and flags that let waiting bodies end.
 
-Files and not the broker, so that a body that records something makes no Redis command, works in
-every pool and from every thread, and goes on while a server is away. Times are CLOCK_MONOTONIC,
+Records are files and not broker messages: a body that records something sends no Redis command. It
+can do so in every pool and thread, and while a server is unreachable. Times are CLOCK_MONOTONIC,
 which all processes of one machine share.
 """
 
@@ -24,7 +24,7 @@ class Recorder:
         self.directory = Path(directory)
 
     def note(self, tag: str, what: str, **more: Any) -> None:
-        """Append an event; a line is written at once, so that writers do not mix."""
+        """Append an event with one write, so that lines of several writers do not mix."""
         event = {"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}
         line = json.dumps(event, default=repr) + "\n"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
@@ -35,7 +35,7 @@ class Recorder:
             os.close(descriptor)
 
     def events(self, tag: str, what: str | None = None) -> list[Event]:
-        """Return the events of a tag in the order of their writing, or those of one kind."""
+        """Return the events of a tag, or those of one kind, in the order of their writing."""
         path = self.directory / f"{tag}.jsonl"
         if not path.exists():
             return []
@@ -43,7 +43,7 @@ class Recorder:
         return [event for event in found if what is None or event["what"] == what]
 
     def number(self, tag: str) -> int:
-        """Return 0, 1, 2 ... : how many runs of this tag have asked before."""
+        """Return how many runs of this tag have called this before: 0, 1, 2 ..."""
         for number in range(1_000_000):
             with contextlib.suppress(FileExistsError):
                 flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -56,7 +56,7 @@ class Recorder:
         (self.directory / f"{name}.flag").touch()
 
     def lower_flag(self, name: str) -> None:
-        """Take a flag back."""
+        """Clear a flag."""
         (self.directory / f"{name}.flag").unlink(missing_ok=True)
 
     def is_raised(self, name: str) -> bool:
@@ -67,7 +67,7 @@ class Recorder:
         """Sleep until the flag is set.
 
         Raises:
-            TimeoutError: it was not set for ``timeout`` seconds.
+            TimeoutError: the flag was not set for ``timeout`` seconds.
         """
         deadline = time.monotonic() + timeout
         while not self.is_raised(name):

@@ -29,10 +29,10 @@ from celery_singleton_lock import Raise, RetryLater, SingletonMixin, SingletonTa
 from celery_singleton_lock import signals as lock_signals
 from tests.integration.recorder import Recorder
 
-#: Seconds after which a body that waits for its test gives up.
+#: Maximum seconds for which a body waits for its test.
 HOLD = 150.0
 
-#: Soon enough for tests; a real one would wait longer.
+#: Short delays for tests; a real policy would wait longer.
 SOON = RetryLater(delay=0.2, backoff=1.0, max_delay=0.2, jitter=0.0, max_wait=60.0)
 
 
@@ -41,7 +41,7 @@ class Boom(Exception):
 
 
 class Odd:
-    """An argument of a type that no signature is made of; its repr tells all."""
+    """An argument of a type that signatures refuse, and whose repr shows its value."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
@@ -55,7 +55,7 @@ def recorder_of(app: Celery) -> Recorder:
     return Recorder(app.conf.get("test_directory"))
 
 
-# -- what a body can be told to do ---------------------------------------------------------------
+# -- acts of a body ------------------------------------------------------------------------------
 
 
 def _hold(task: Task, tag: str, seconds: float) -> str:
@@ -69,7 +69,7 @@ def _hold_raise(task: Task, tag: str, seconds: float) -> str:
 
 
 def _hold_watching(task: Task, tag: str, seconds: float) -> str:
-    """Sleep in small steps, and note once when the lease is no longer held."""
+    """Sleep in small steps, and record once when the lease is no longer held."""
     recorder, end = recorder_of(task.app), time.monotonic() + (seconds or HOLD)
     told = False
     while time.monotonic() < end and not recorder.is_raised(f"{tag}.go"):
@@ -86,7 +86,7 @@ def _sleep(task: Task, tag: str, seconds: float) -> str:
 
 
 def _sleep_swallowing(task: Task, tag: str, seconds: float) -> str:
-    """Ignore the wish to end it, as a body with a bare except does."""
+    """Ignore a raised exception, like a body with a bare ``except``."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -97,7 +97,7 @@ def _sleep_swallowing(task: Task, tag: str, seconds: float) -> str:
 
 
 def _spin(task: Task, tag: str, seconds: float) -> str:
-    """Compute without ever waiting: in gevent and eventlet nothing else runs meanwhile."""
+    """Compute without waiting: in gevent and eventlet no other greenlet runs meanwhile."""
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
@@ -106,13 +106,13 @@ def _spin(task: Task, tag: str, seconds: float) -> str:
 
 
 def _regex(task: Task, tag: str, seconds: float) -> str:
-    """One regular expression that keeps the GIL for at least so many seconds."""
+    """Match one regular expression that keeps the GIL for at least ``seconds``."""
     length, took = 16, 0.0
     while took < 0.05:
         length += 1
         took = min(_match(length) for _ in range(3))
     recorder_of(task.app).note(tag, "regex")
-    length += math.ceil(math.log2(1.1 * seconds / took))  # each further letter doubles the time
+    length += math.ceil(math.log2(1.1 * seconds / took))  # each additional letter doubles the time
     while _match(length) < seconds:
         length += 1
     return "matched"
@@ -125,7 +125,7 @@ def _match(length: int) -> float:
 
 
 def _keep_gil(task: Task, tag: str, seconds: float) -> str:
-    """A call into C that keeps the GIL, as a badly written extension does."""
+    """Call C code that keeps the GIL, like a badly written extension."""
     library = ctypes.PyDLL(None)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -134,9 +134,9 @@ def _keep_gil(task: Task, tag: str, seconds: float) -> str:
 
 
 def _keep_gil_often(task: Task, tag: str, seconds: float) -> str:
-    """Keep the GIL for longer than a TTL of 2 s, again and again; other threads get moments between.
+    """Keep the GIL repeatedly for longer than a TTL of 2 s, with short pauses for other threads.
 
-    Long enough for a thread to send something, too short for it to read the answer in time.
+    A pause is long enough for a thread to send something, and too short to read the answer in time.
     """
     library = ctypes.PyDLL(None)
     end = time.monotonic() + seconds
@@ -174,14 +174,14 @@ def _die(task: Task, tag: str, seconds: float) -> str:
 
 
 class Slow:
-    """Something whose end takes nearly all the time of a body that drops one after the other."""
+    """An object with a slow finalizer."""
 
     def __del__(self) -> None:
         time.sleep(0.02)
 
 
 def _drop_slow(task: Task, tag: str, seconds: float) -> str:
-    """Spend the time in finalizers, where exceptions are swallowed, but for a switch now and then."""
+    """Spend nearly all time in finalizers, where Python swallows exceptions."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         Slow()
@@ -190,7 +190,7 @@ def _drop_slow(task: Task, tag: str, seconds: float) -> str:
 
 
 def _copy_request(task: Task, tag: str, seconds: float) -> str:
-    """Copy and pickle all that the request has, as code that logs or forwards requests does."""
+    """Copy and pickle the whole request, like code that logs or forwards requests."""
     lease, request = task.lease, task.request.__dict__
     copied, pickled = copy.deepcopy(request), pickle.dumps(request)
     shown = f"{copied} {pickle.loads(pickled)}".encode() + pickled + pickle.dumps(copied)
@@ -228,7 +228,7 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
 
 
 def perform(task: Task, tag: str, acts: str | Sequence[str], seconds: float = 0.0) -> str:
-    """Do the act that is due, between a ``start`` and an ``end`` in the record."""
+    """Do the next act, between a recorded ``start`` and ``end``."""
     recorder = recorder_of(task.app)
     number = recorder.number(tag)
     due = acts if isinstance(acts, str) else acts[min(number, len(acts) - 1)]
@@ -255,11 +255,11 @@ def _circumstances(task: Task) -> dict[str, Any]:
     }
 
 
-# -- what a message carries ----------------------------------------------------------------------
+# -- contents of a message -----------------------------------------------------------------------
 
 
 def request_details(task: Task) -> dict[str, Any]:
-    """Return what a postponed run must have in common with one that was not postponed."""
+    """Return the parts of a request that a postponement must not change."""
     request = task.request
     delivery = request.delivery_info or {}
     return {
@@ -288,7 +288,7 @@ def request_details(task: Task) -> dict[str, Any]:
 
 
 class Hooked(SingletonTask):
-    """Notes which of Celery's hooks run, and for which tag."""
+    """Records which of Celery's hooks run, and for which tag."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         self._hook("before_start", args, kwargs)
@@ -310,14 +310,14 @@ class Hooked(SingletonTask):
 
 
 class RudeCall(SingletonTask):
-    """A user's base that overrides ``__call__`` and forgets its parent."""
+    """A user's base that overrides ``__call__`` without calling its parent."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.run(*args, **kwargs)
 
 
 class RudeBeforeStart(SingletonTask):
-    """A user's base that overrides ``before_start`` and forgets its parent."""
+    """A user's base that overrides ``before_start`` without calling its parent."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         recorder_of(self.app).note(args[0] if args else kwargs["tag"], "before_start")
@@ -344,7 +344,7 @@ class RudeRun(RudeRunParent):
 
 
 class RudeAll(RudeBeforeStart, RudeCall):
-    """All three at once, on a class-based task."""
+    """All three overrides, on a class-based task."""
 
     name = "job.rude_all"
     unique_on = ("tag",)
@@ -364,7 +364,7 @@ class ClassBased(SingletonTask):
 
 
 class Nameless(SingletonTask):
-    """A class-based task whose name Celery makes of its module and class."""
+    """A class-based task whose name Celery derives from its module and class."""
 
     unique_on = ("tag",)
 
@@ -374,7 +374,7 @@ class Nameless(SingletonTask):
 
 @shared_task(bind=True, base=SingletonTask, name="job.shared", unique_on=["tag"])
 def shared(self: Task, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
-    """A task that belongs to whatever app there is."""
+    """A shared task, which belongs to every app."""
     return perform(self, tag, acts, seconds)
 
 
@@ -392,7 +392,7 @@ class LateRetries(RedisBackend):
 
 
 class FragileCelery(Celery):
-    """In a worker it cannot publish while the test has raised the flag ``no-publish``."""
+    """An app that cannot publish in a worker while the test has set the flag ``no-publish``."""
 
     in_worker = False
 
@@ -478,7 +478,7 @@ def _add_job(app: Celery, name: str, options: dict[str, Any]) -> None:
 
 
 def _add_followers(app: Celery) -> None:
-    """Add plain tasks: what comes after a job, in chains, chords and links."""
+    """Add plain tasks that follow a job in chains, chords and links."""
     recorder = recorder_of(app)
 
     @app.task(shared=False, name="then", base=Task)
@@ -509,7 +509,7 @@ def _add_followers(app: Celery) -> None:
 
 
 def _add_secret_tasks(app: Celery) -> None:
-    """Add tasks whose second argument is nobody's business; it is part of the signature."""
+    """Add tasks whose second argument is secret; it is part of the signature."""
     for policy in ("skip", "retry", "raise"):
         options = {"on_duplicate": SOON if policy == "retry" else policy}
 
@@ -551,7 +551,7 @@ def _add_django_task(app: Celery) -> None:
     _add_job(app, "django", {"base": DjangoSingleton})
 
 
-# -- what a worker tells -------------------------------------------------------------------------
+# -- records of a worker -------------------------------------------------------------------------
 
 
 LOCK_SIGNALS = (
@@ -566,7 +566,7 @@ def lock_tag(key: str) -> str:
 
 
 def record_signals(app: Celery) -> None:
-    """Note the signals of Celery and of the library, in a worker: under the task's id."""
+    """Record the signals of Celery and of the library in a worker, under the task's id."""
     recorder = recorder_of(app)
 
     def celery_signal(name: str) -> Callable[..., None]:
@@ -604,5 +604,5 @@ def _lock_signal(recorder: Recorder, name: str) -> Callable[..., None]:
 
 
 def chatty_library(**kwargs: Any) -> None:
-    """Let the library log all that it has, while Celery stays at its level."""
+    """Let the library log at every level, while Celery keeps its level."""
     logging.getLogger("celery_singleton_lock").setLevel(logging.DEBUG)

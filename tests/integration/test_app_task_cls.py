@@ -16,7 +16,7 @@ def extra_conf() -> dict[str, Any]:
 
 
 def test_tasks_of_the_app_are_locked(env: WorkerEnvironment) -> None:
-    """A task that names no base is a singleton task, with all its arguments as signature."""
+    """A task without ``base`` is a singleton task, with all its arguments as signature."""
     job = env.job("of_app")
     held = job.delay(env.tag, "hold")
     env.wait_for("start")
@@ -39,7 +39,7 @@ def test_celerys_own_tasks_are_plain(env: WorkerEnvironment) -> None:
 
 
 def test_explicit_task_is_plain_if_asked(env: WorkerEnvironment) -> None:
-    """``singleton=False`` makes a plain task of it."""
+    """A task with ``singleton=False`` is a plain task."""
     results = [env.hold("plain", acts="hold") for _ in range(2)]
     env.let_go()
     assert ["held", "held"] == [env.get(result) for result in results]

@@ -1,4 +1,4 @@
-"""What a task costs the store: two commands when it runs, one when it is a duplicate, and no new connection."""
+"""The store commands of a task: two when it runs, one when it is a duplicate, and no new connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def worker_specs() -> Sequence[WorkerSpec]:
 
 @pytest.fixture(params=POOLS)
 def queue(request: pytest.FixtureRequest, env: WorkerEnvironment) -> str:
-    """The queue of a worker that has already run each of these tasks."""
+    """Return the queue of a worker that has already run each of these tasks."""
     queue = str(env.worker_of(request.param).worker_queue)
     for name in ("skip", "raising", "retry", "long"):
         env.get(env.job(name).apply_async((env.other_tag("warm"),), queue=queue))
@@ -48,7 +48,7 @@ def elsewhere(env: WorkerEnvironment, queue: str) -> str:
 
 
 def test_a_run_costs_two_commands(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """Acquire and release, and nothing else, whether it succeeds or fails."""
+    """A run sends acquire and release, and nothing else, whether it succeeds or fails."""
     with Monitor(own_store.url()) as monitor:
         env.get(env.job("long").apply_async((env.tag,), queue=queue))
         env.finish_node(queue)
@@ -61,7 +61,7 @@ def test_a_run_costs_two_commands(env: WorkerEnvironment, queue: str, own_store:
 
 @pytest.mark.parametrize("name", ["long", "raising", "impatient"], ids=["skip", "raise", "retry"])
 def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
-    """One acquire that is refused, each time that it is delivered; the holder comes with the answer."""
+    """A duplicate sends one refused acquire for each delivery; the answer includes the holder."""
     env.hold(name, queue=elsewhere(env, queue))
     with Monitor(own_store.url()) as monitor:
         env.job(name).apply_async((env.tag,), queue=queue).get(timeout=20, propagate=False)
@@ -72,7 +72,7 @@ def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_s
 
 
 def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """Nothing is renewed, polled or cleaned while no lease is held; plain tasks cost nothing."""
+    """A worker without leases sends no commands, and plain tasks send none."""
     with Monitor(own_store.url()) as monitor:
         plain = env.job("plain").apply_async((env.tag, "sleep", 1.0), queue=queue)
         assert "slept" == env.get(plain)
@@ -80,7 +80,7 @@ def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_st
 
 
 def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """After many different signatures every key that is left expires, but for the last fence of each task name."""
+    """All keys that remain after many different signatures expire, except the last fence of each task name."""
     results = [env.job("skip").apply_async((env.other_tag(str(number)),), queue=queue) for number in range(50)]
     for result in results:
         env.get(result)

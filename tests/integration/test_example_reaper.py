@@ -1,4 +1,4 @@
-"""When the demo kills its worker, and what it then sees of the keys of the dead."""
+"""When the demo kills its worker, and what it observes of the dead worker's keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW, STARTED = 10.0, 8.0
 
 @pytest.fixture
 def redis(own_store: RedisServer) -> Iterator[Any]:
-    """A client of a server that nobody else asks for messages."""
+    """Yield a client of a server from which no other client reads messages."""
     with Redis.from_url(own_store.url(), decode_responses=True) as client:
         yield client
         client.flushall()
@@ -27,7 +27,7 @@ def redis(own_store: RedisServer) -> Iterator[Any]:
 
 @pytest.fixture
 def workers(redis: Any) -> Iterator[list[Connection]]:
-    """Three connections that wait for a message each, as a worker's does."""
+    """Yield three connections that each wait for a message, like a worker's."""
     made = [Connection(**redis.connection_pool.connection_kwargs) for _ in range(3)]
     for connection in made:
         ask(connection)
@@ -38,17 +38,17 @@ def workers(redis: Any) -> Iterator[list[Connection]]:
 
 
 def ask(connection: Connection) -> None:
-    """Ask for the next message."""
+    """Request the next message."""
     connection.send_command("BRPOP", "messages", 0)
 
 
 def waiting(redis: Any) -> int:
-    """How many connections wait, by the server's own count."""
+    """Return the number of waiting connections, as the server counts them."""
     return int(redis.info("clients")["blocked_clients"])
 
 
 class Scene:
-    """A demo in which ``threads`` imports rates; it is the fleet of its reaper as well, and has no processes."""
+    """A demo in which ``threads`` imports rates; it is also the fleet of its reaper, and has no processes."""
 
     def __init__(self, example: Callable[[str], Any], redis: Any) -> None:
         self.killed: list[str] = []
@@ -60,7 +60,7 @@ class Scene:
         self.runs("import_rates", "import rates", STARTED)
 
     def runs(self, task: str, work: str, at: float) -> None:
-        """A body begins on ``threads``, with the lock ``work``."""
+        """Start a body on ``threads``, with the lock ``work``."""
         values = (task, work, work, "id", "threads@demo", 1, self._start + at)
         with self._ledger.transaction() as connection:
             connection.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
@@ -72,7 +72,7 @@ class Scene:
         return monotonic()
 
     def tick(self) -> float:
-        """Let the reaper do its next step; answers the time in the demo."""
+        """Let the reaper do its next step, and return the time in the demo."""
         elapsed = monotonic() - self._start
         self.reaper.tick(elapsed)
         return elapsed
@@ -93,7 +93,7 @@ def scene(
 
 
 def test_no_kill_while_a_worker_has_a_message_unread(scene: Scene, redis: Any, workers: list[Connection]) -> None:
-    """A full worker leaves what Redis has given it in the socket; once it has read that and asks again, the kill comes."""
+    """The reaper does not kill a worker that has an unread message; it kills it after the message was read."""
     redis.lpush("messages", "a message")
     until(lambda: waiting(redis) == 2, "the message on its way")
     scene.tick()
@@ -108,14 +108,14 @@ def test_no_kill_while_a_worker_has_a_message_unread(scene: Scene, redis: Any, w
 
 
 def test_each_sync_that_was_cut_is_asked_for_again(scene: Scene) -> None:
-    """One that began while the kill was under way is cut as well."""
+    """The reaper requests each interrupted sync again, including one that began during the kill."""
     scene.meanwhile = lambda: scene.runs("sync_account", "sync acme", NOW)
     scene.tick()
     assert ["acme"] == scene.paid
 
 
 def test_key_that_expires(scene: Scene, redis: Any) -> None:
-    """A key is gone when it expired, however late the demo looks, and whoever has it by then."""
+    """A key counts as gone from its expiry, however late the demo polls and whoever holds it then."""
     scene.runs("sync_account", "sync acme", NOW - 1)
     redis.pexpire("import rates", 300)
     redis.pexpire("sync acme", 300)
@@ -130,7 +130,7 @@ def test_key_that_expires(scene: Scene, redis: Any) -> None:
 
 
 def test_key_that_is_renewed(scene: Scene, redis: Any) -> None:
-    """A key that lives longer than it had to is told as renewed by someone who should not."""
+    """A key that outlives its expiry is reported as renewed after the kill."""
     scene.tick()
     sleep(0.1)
     scene.tick()
@@ -141,7 +141,7 @@ def test_key_that_is_renewed(scene: Scene, redis: Any) -> None:
 
 
 def test_key_that_is_freed(scene: Scene, redis: Any) -> None:
-    """A key that is gone before it expires is gone when that is seen."""
+    """A key that disappears before its expiry counts as gone from when the demo sees it."""
     scene.tick()
     redis.delete("import rates")
     sleep(0.1)

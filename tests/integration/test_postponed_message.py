@@ -1,4 +1,4 @@
-"""A postponed run is the run that was asked for: all that its message carried is still there."""
+"""A postponed run keeps everything that its message carried."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KNOWN_HEADERS = {
 
 
 def aside(env: WorkerEnvironment) -> str:
-    """Return a queue that the worker takes messages from besides its default one."""
+    """Return a second queue that the worker consumes."""
     queue = f"{env.worker.worker_queue}-aside"
     env.app.control.add_consumer(queue, destination=[env.worker.hostname()], reply=True)
     return queue
@@ -49,20 +49,20 @@ def send(env: WorkerEnvironment, tag: str, **options: Any) -> AsyncResult:
 
 
 def send_stamped(env: WorkerEnvironment, tag: str) -> AsyncResult:
-    """Send it with stamps, which only signatures have."""
+    """Send the inspected task with stamps, which only signatures have."""
     signature = env.app.tasks["inspected"].si(tag)
     signature.stamp(visitor=None, append_stamps=False, customer="c-17")
     return signature.apply_async()
 
 
 def details(env: WorkerEnvironment, tag: str, count: int = 1) -> dict[str, Any]:
-    """Return what the ``count``-th run of a tag saw in its request, without the tag itself."""
+    """Return the request of the ``count``-th run of a tag, without the tag itself."""
     seen = json.dumps(env.wait_for("start", tag, count)["details"])
     return json.loads(seen.replace(tag, "TAG"))  # type: ignore[no-any-return]
 
 
 def postponed_details(env: WorkerEnvironment, send_it: Any) -> dict[str, Any]:
-    """Return what a run saw that was postponed at least twice."""
+    """Return the request of a run that was postponed at least twice."""
     task = env.app.tasks["inspected"]
     task.delay(env.tag, hold=True)
     env.wait_for("start")
@@ -75,7 +75,7 @@ def postponed_details(env: WorkerEnvironment, send_it: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("ignore_result", [False, True])
 def test_message_is_kept(env: WorkerEnvironment, ignore_result: bool) -> None:
-    """Queue, priority, headers, limits, expiry, links, reprs, shadow, ignore_result, retries."""
+    """A postponed run keeps queue, priority, headers, limits, expiry, links, reprs, shadow, ignore_result and retries."""
     control = env.other_tag("control")
 
     def send_it(env: WorkerEnvironment, tag: str) -> AsyncResult:
@@ -93,7 +93,7 @@ def test_message_is_kept(env: WorkerEnvironment, ignore_result: bool) -> None:
 
 
 def test_stamps_are_kept(env: WorkerEnvironment) -> None:
-    """Stamps and their names."""
+    """A postponed run keeps its stamps and their names."""
     control = env.other_tag("control")
     send_stamped(env, control)
     expected = details(env, control)
@@ -102,7 +102,7 @@ def test_stamps_are_kept(env: WorkerEnvironment) -> None:
 
 
 def test_chain_is_kept(env: WorkerEnvironment) -> None:
-    """The remaining steps of a chain."""
+    """A postponed run keeps the remaining steps of its chain."""
     control = env.other_tag("control")
 
     def send_chain(env: WorkerEnvironment, tag: str) -> AsyncResult:
@@ -125,7 +125,7 @@ def test_callbacks_run_once_after_postponement(env: WorkerEnvironment) -> None:
 
 
 def test_expiry_passes_while_postponed(env: WorkerEnvironment) -> None:
-    """A run that expires while it is postponed is revoked, as any expired message is."""
+    """A run that expires while it is postponed is revoked, like any expired message."""
     env.hold("retry")
     duplicate = env.job("retry").apply_async((env.tag,), expires=1.0)
     env.wait_for_state(duplicate, states.RETRY, states.REVOKED)
@@ -159,6 +159,6 @@ def test_own_retry_carries_neither_token_nor_retry_state(env: WorkerEnvironment)
 
 
 def secrets_in(start: dict[str, Any]) -> list[str]:
-    """Return the texts that could be a token, in the headers of a run that Celery does not set."""
+    """Return the texts that could be a token, from the headers of a run that Celery does not set."""
     values = [str(value) for name, value in start["headers"].items() if name not in KNOWN_HEADERS]
     return [found for value in values for found in re.findall(r"[0-9a-f-]{16,}", value)]

@@ -1,4 +1,4 @@
-"""The lock is free as soon as the work is over, in whatever way it ends, and never before."""
+"""The lock is released as soon as the work has ended, in any way, and never before."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from tests.integration.monitor import Monitor
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, until
 
-#: Seconds within which a lock whose child was killed must be free, as promised.
+#: Seconds within which the lock of a killed child is released, as promised.
 KILLED = 6.0
 
 
 def wait_until_free(env: WorkerEnvironment, name: str, timeout: float = 3.0) -> None:
-    """Wait until the lock key is gone; it has a TTL that is far longer than the wait."""
+    """Wait until the lock key has disappeared; its TTL is far longer than the wait."""
     until(lambda: not env.is_locked(name), f"the lock of {name} is free", timeout)
 
 
 class TestOrder:
     def test_whoever_has_the_result_can_start_the_next_run(self, env: WorkerEnvironment) -> None:
-        """get() and at once delay(): always granted."""
+        """A ``delay()`` right after ``get()`` is always granted."""
         for _ in range(50):
             assert "done" == env.get(env.job("raising").delay(env.tag))
 
     def test_a_chain_never_meets_itself(self, env: WorkerEnvironment) -> None:
-        """A chain whose steps are all the same work: each step finds the lock free."""
+        """Each step of a chain whose steps are the same work finds the lock free."""
         last = chain(*[env.job("raising").si(env.tag) for _ in range(20)])()
         assert "done" == env.get(last)
         assert 20 == len(env.starts())
 
     def test_after_a_failure(self, env: WorkerEnvironment) -> None:
-        """A failed result too means that the lock is free."""
+        """The lock is free as soon as a failed result can be read."""
         for _ in range(10):
             error = env.error(env.job("raising").delay(env.tag, "raise"))
             assert "Boom" == type(error).__name__
 
     def test_release_is_sent_first(self, env: WorkerEnvironment, redis_server: RedisServer) -> None:
-        """Release goes out before the next step is published and before the result is stored."""
+        """The release is sent before the next step is published and before the result is stored."""
         then = env.app.tasks["then"].si(env.other_tag("then"))
-        # Broker, result backend and store are one server here, so MONITOR shows the true order.
+        # Broker, result backend and store are one server here, so MONITOR shows the real order.
         with Monitor(redis_server.url()) as monitor:
             last = chain(env.job("skip").si(env.tag), then)()
             env.get(last)
@@ -59,7 +59,7 @@ class TestOrder:
 class TestEnds:
     @pytest.mark.parametrize("act", ["return", "raise", "ignore", "reject", "exit"])
     def test_body(self, env: WorkerEnvironment, act: str) -> None:
-        """Success, failure, Ignore, Reject, SystemExit."""
+        """Success, failure, Ignore, Reject and SystemExit release the lock."""
         env.job("long").delay(env.tag, [act, "return"])
         env.wait_for("end")
         wait_until_free(env, "long")
@@ -67,7 +67,7 @@ class TestEnds:
 
     @pytest.mark.parametrize(("name", "act"), [("long", "retry"), ("auto_later", "raise")])
     def test_retry(self, env: WorkerEnvironment, name: str, act: str) -> None:
-        """retry() and autoretry: the lock is free during the countdown."""
+        """The lock is free during the countdown of retry() and autoretry."""
         first = env.job(name).delay(env.tag, [act, "return"], 60)
         env.wait_for_state(first, states.RETRY)
         wait_until_free(env, name)
@@ -76,7 +76,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("name", ["soft_limit", "hard_limit"])
     def test_time_limit(self, env: WorkerEnvironment, name: str) -> None:
-        """Soft and hard limit."""
+        """Soft and hard time limits release the lock."""
         result = env.job(name).delay(env.tag, ["sleep", "return"], 30)
         env.wait_for("start")
         assert "TimeLimitExceeded" in type(env.error(result)).__name__
@@ -85,14 +85,14 @@ class TestEnds:
 
     @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGKILL"])
     def test_revoke_terminate(self, env: WorkerEnvironment, signal_name: str) -> None:
-        """A revoked task that is ended by a signal."""
+        """A revoked task that a signal terminates releases its lock."""
         result = env.hold("long")
         env.app.control.revoke(result.id, terminate=True, signal=signal_name)
         wait_until_free(env, "long", KILLED)
         assert "done" == env.get(env.job("long").delay(env.tag))
 
     def test_revoked_body_that_goes_on_keeps_its_lock(self, env: WorkerEnvironment) -> None:
-        """REVOKED is no end: a body that swallows the wish to end holds on until it is over."""
+        """A REVOKED body that swallows the exception keeps its lock until it ends."""
         result = env.job("long").delay(env.tag, ["sleep_swallowing", "return"], 2.5)
         env.wait_for("start")
         env.app.control.revoke(result.id, terminate=True)
@@ -103,7 +103,7 @@ class TestEnds:
         wait_until_free(env, "long")
 
     def test_killed_child(self, env: WorkerEnvironment) -> None:
-        """SIGKILL of the child, as the kernel does it when memory runs out."""
+        """The lock is released after a SIGKILL of the child, as sent by the kernel when memory runs out."""
         env.hold("long")
         killed = time.monotonic()
         env.kill_body(env.starts()[0])
@@ -112,7 +112,7 @@ class TestEnds:
         assert "done" == env.get(env.job("long").delay(env.tag))
 
     def test_child_that_kills_itself(self, env: WorkerEnvironment) -> None:
-        """The same from within."""
+        """The lock is released when the child kills itself."""
         env.job("long").delay(env.tag, ["die", "return"])
         env.wait_for("start")
         wait_until_free(env, "long", KILLED)
@@ -121,7 +121,7 @@ class TestEnds:
 
 class TestShutdown:
     def test_warm(self, env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-        """The body ends in its own time with the lock held, and then the lock is free."""
+        """In a warm shutdown the body keeps its lock until it ends, and then the lock is released."""
         worker = fresh_worker(WorkerSpec(concurrency=1))
         result = env.hold("long", queue=worker.worker_queue)
         worker.kill("SIGTERM")
@@ -134,7 +134,7 @@ class TestShutdown:
         assert not env.is_locked("long")
 
     def test_cold(self, env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-        """The body is ended with the worker, and the lock is free."""
+        """In a cold shutdown the body ends with the worker, and the lock is released."""
         worker = fresh_worker(WorkerSpec(concurrency=1))
         env.hold("long", queue=worker.worker_queue)
         worker.container.process.signal(signal.SIGQUIT)
@@ -150,7 +150,7 @@ class TestShutdown:
             assert not env.is_locked("long")
 
     def test_killed_worker(self, env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-        """Nobody is left to release: the lock ends lock_ttl after the last renewal."""
+        """The lock of a killed worker expires lock_ttl after its last renewal."""
         worker = fresh_worker(WorkerSpec(concurrency=1))
         env.hold("skip_short", queue=worker.worker_queue)
         time.sleep(2.5)

@@ -1,4 +1,4 @@
-"""The state RETRY of a postponed duplicate never overwrites what became of it later."""
+"""The state RETRY of a postponed duplicate never overwrites its later state."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def extra_conf(redis_server: RedisServer) -> dict[str, Any]:
 
 
 def test_failure_of_a_quick_copy_stays(env: WorkerEnvironment) -> None:
-    """A copy that comes back within milliseconds and fails ends in FAILURE, also for who asks later."""
+    """A postponed duplicate whose next delivery comes within milliseconds and fails stays in FAILURE."""
     env.hold("hasty")
     duplicate = env.job("hasty").delay(env.tag)
     assert isinstance(env.error(duplicate), DuplicateTask)
     env.finish(duplicate.id)
-    assert "FAILURE" == env.app.AsyncResult(duplicate.id).state  # a result keeps what it has read
+    assert "FAILURE" == env.app.AsyncResult(duplicate.id).state  # a new result object, because one caches its state

@@ -1,4 +1,4 @@
-"""A secret argument that is published with a redacted ``argsrepr`` is told to nobody by us."""
+"""The library shows a secret argument nowhere if it was published with a redacted ``argsrepr``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def worker_specs(pool: str) -> Sequence[WorkerSpec]:
 
 
 class Leaks:
-    """Where a secret could be told: all is looked through, for whatever was written since."""
+    """The places where a secret could appear; only what was written since is searched."""
 
     def __init__(self, env: WorkerEnvironment, store: RedisServer, directory: Path) -> None:
         self.secret = f"s3cret{secrets.token_hex(8)}"
@@ -60,14 +60,14 @@ class Leaks:
         return self._stream.events
 
     def send(self, name: str, secret: object = None, **options: Any) -> AsyncResult:
-        """Publish a task with the secret, redacted as far as Celery lets one."""
+        """Publish a task with the secret, redacted as far as Celery permits."""
         redacted = {"argsrepr": "<redacted>", "kwargsrepr": "<redacted>"}
         args = (self._bench.tag, self.secret if secret is None else secret)
         task = self._bench.app.tasks[f"secret.{name}"]
         return task.apply_async(args, **redacted, **options)
 
     def found(self, *results: AsyncResult, store: bool = True) -> list[str]:
-        """Return the names of the places where the secret is to be read."""
+        """Return the names of the places that show the secret."""
         places = {
             "log": self._bench.worker.logs(),
             "events": repr(self.events),
@@ -100,13 +100,13 @@ def leaks(env: WorkerEnvironment, own_store: RedisServer, run_directory: Path) -
 
 @pytest.mark.parametrize("policy", ["skip", "retry", "raise"])
 def test_duplicate(env: WorkerEnvironment, leaks: Leaks, policy: str) -> None:
-    """Not in logs, events, keys, errors or results of a duplicate, under any policy."""
+    """Logs, events, keys, errors and results of a duplicate do not show the secret, under any policy."""
     holder = leaks.send(policy)
     env.wait_for("start")
     duplicate = leaks.send(policy)
     if policy == "retry":
         env.wait_for_state(duplicate, states.RETRY)
-        # Once more after its second look, when it was sent by the worker and not by the caller.
+        # Search again after its second delivery, which the worker published and not the caller.
         key = env.app.tasks["secret.retry"].lock_key_for(env.tag, leaks.secret)
         until(lambda: len(env.lock_signals(key, "duplicate")) >= 2, "a second look")
     else:
@@ -121,7 +121,7 @@ def test_duplicate(env: WorkerEnvironment, leaks: Leaks, policy: str) -> None:
 
 
 def test_lock_key_template(env: WorkerEnvironment, leaks: Leaks) -> None:
-    """A template field is digested, so that the key does not tell its value."""
+    """The key has only a digest of a template field, so it does not show the value."""
     holder = leaks.send("template")
     env.wait_for("start")
     leaks.send("template").get(timeout=20)
@@ -129,7 +129,7 @@ def test_lock_key_template(env: WorkerEnvironment, leaks: Leaks) -> None:
 
 
 def test_refused_type(env: WorkerEnvironment, leaks: Leaks) -> None:
-    """An argument that has no stable form is named by parameter and type, not by its value."""
+    """The error about an argument without a stable form names the parameter and the type, not the value."""
     result = leaks.send("skip", Odd(leaks.secret), serializer="pickle")
     error = env.error(result)
     assert "SignatureError" == type(error).__name__
@@ -139,7 +139,7 @@ def test_refused_type(env: WorkerEnvironment, leaks: Leaks) -> None:
 
 
 def test_refused_nesting(env: WorkerEnvironment, leaks: Leaks) -> None:
-    """So is one that is nested too deep."""
+    """The error about an argument that is nested too deep does not show the value."""
     nested: list[Any] = [leaks.secret]
     for _ in range(70):
         nested = [nested]
@@ -149,7 +149,7 @@ def test_refused_nesting(env: WorkerEnvironment, leaks: Leaks) -> None:
 
 
 def test_store_away(env: WorkerEnvironment, leaks: Leaks, own_store: RedisServer) -> None:
-    """What is said about an unreachable store does not tell it either."""
+    """The messages about an unreachable store do not show the secret."""
     own_store.stop()
     try:
         result = leaks.send("skip")
@@ -163,5 +163,5 @@ def test_store_away(env: WorkerEnvironment, leaks: Leaks, own_store: RedisServer
 
 
 def test_copied_request(env: WorkerEnvironment) -> None:
-    """A body can copy and pickle its request; the token of its lease is in neither."""
+    """A body's copy or pickle of its request does not contain the token of its lease."""
     assert "copied" == env.get(env.job("skip").delay(env.tag, "copy_request"))

@@ -1,4 +1,4 @@
-"""Children of a prefork worker that are started anew instead of forked: they share no memory with their main process."""
+"""Spawned instead of forked children of a prefork worker, which share no memory with their main process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-#: Seconds: a body of one and a half of them takes not too long, and a lease that expires goes later than one that is freed.
+#: Seconds, short enough for a body of 1.5 TTLs, and long enough to tell an expired lease from a released one.
 TTL = 6
 
 
@@ -33,7 +33,7 @@ def worker_specs() -> Sequence[WorkerSpec]:
 
 
 def test_kept_gil(env: WorkerEnvironment) -> None:
-    """The main process renews for a child that keeps the GIL for longer than its lease lives; a duplicate is skipped."""
+    """The main process renews for a child that keeps the GIL for longer than its TTL; a duplicate is skipped."""
     holder = env.job("shared").delay(env.tag, ["keep_gil", "return"], 1.5 * TTL)
     began = env.wait_for("start")["at"]
     while time.monotonic() - began < 1.5 * TTL - 1:
@@ -45,12 +45,12 @@ def test_kept_gil(env: WorkerEnvironment) -> None:
 
 
 def test_killed(env: WorkerEnvironment) -> None:
-    """What a killed child held is freed by its main process, before it could expire."""
+    """The main process releases the lock of a killed child before it could expire."""
     env.hold("shared")
     env.kill_body(env.starts()[0])
     until(lambda: not env.is_locked("shared"), "the lease is freed", TTL / 3)
 
 
 def test_copied_request(env: WorkerEnvironment) -> None:
-    """Nor does a body in such a child show its token when it copies or pickles its request."""
+    """A copy or pickle of its request by a body in a spawned child does not contain the token."""
     assert "copied" == env.get(env.job("shared").delay(env.tag, "copy_request"))

@@ -1,4 +1,4 @@
-"""The store is away, refuses, or is not what it should be."""
+"""The store is unreachable, refuses calls, or has unexpected data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pool(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def away(own_store: RedisServer) -> Iterator[RedisServer]:
-    """The store, stopped; started again after the test at the latest."""
+    """Yield the stopped store; it is started again after the test at the latest."""
     own_store.stop()
     yield own_store
     own_store.stop()
@@ -44,7 +44,7 @@ def collect(env: WorkerEnvironment) -> Any:
 
 class TestRetry:
     def test_single(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """The run is postponed until the store is back, and its own retries are untouched."""
+        """The run is postponed until the store is reachable, and keeps its own retries."""
         result = env.job("store_retry").delay(env.tag)
         env.wait_for_state(result, states.RETRY)
         assert [] == env.starts()
@@ -54,14 +54,14 @@ class TestRetry:
         assert env.starts()[0]["protected"] is True
 
     def test_chain(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """A chain waits for it, and goes on."""
+        """A chain waits for the postponed step and continues after it."""
         last = chain(env.job("store_retry").si(env.tag), then(env))()
         env.wait_for_state(last.parent, states.RETRY)
         away.start()
         assert env.get(last).startswith("then")
 
     def test_chord(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """So does a chord."""
+        """A chord waits for its postponed members."""
         job = env.job("store_retry")
         header = [job.si(env.tag), job.si(env.other_tag("other"))]
         result = chord(header)(collect(env))
@@ -70,14 +70,14 @@ class TestRetry:
         assert ["done", "done"] == env.get(result)
 
     def test_cannot_publish_either(self, env: WorkerEnvironment, away: RedisServer, no_publish: None) -> None:
-        """Early acknowledgement: nothing can bring the message back, so it is a FAILURE."""
+        """An early acknowledged run that cannot be published again fails, because its message is lost."""
         env.allow_publishing(False)
         result = env.job("store_retry").delay(env.tag)
         assert isinstance(env.error(result), StoreUnavailable)
         assert [] == env.starts()
 
     def test_cannot_publish_either_chain(self, env: WorkerEnvironment, away: RedisServer, no_publish: None) -> None:
-        """A chain ends there: nobody waits for what does not come."""
+        """A chain fails with a step that cannot be published again, so that no caller waits for it."""
         env.allow_publishing(False)
         last = chain(env.job("store_retry").si(env.tag), then(env))()
         assert isinstance(env.error(last.parent), StoreUnavailable)
@@ -85,7 +85,7 @@ class TestRetry:
         assert [] == env.starts()
 
     def test_cannot_publish_either_chord(self, env: WorkerEnvironment, away: RedisServer, no_publish: None) -> None:
-        """A chord fails with its member."""
+        """A chord fails with a member that cannot be published again."""
         env.allow_publishing(False)
         job = env.job("store_retry")
         result = chord([job.si(env.tag), job.si(env.other_tag("other"))])(collect(env))
@@ -93,7 +93,7 @@ class TestRetry:
         assert [] == env.starts()
 
     def test_cannot_publish_either_late(self, env: WorkerEnvironment, away: RedisServer, no_publish: None) -> None:
-        """Late acknowledgement: the message goes back to the queue, and is run in the end."""
+        """A late acknowledged run that cannot be published again is requeued, and runs in the end."""
         env.allow_publishing(False)
         result = env.job("store_retry_late").delay(env.tag)
         until(lambda: len(env.signals(result.id, "task_prerun")) >= 2, "delivered again")
@@ -105,7 +105,7 @@ class TestRetry:
 
     @pytest.fixture
     def no_publish(self, env: WorkerEnvironment) -> Iterator[None]:
-        """Let the worker publish again, whatever happens."""
+        """Let the worker publish again after the test."""
         yield
         env.allow_publishing(True)
 
@@ -117,7 +117,7 @@ class TestRun:
         assert env.starts()[0]["protected"] is False
 
     def test_chain_and_chord(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """Chains and chords go on as if there were no lock."""
+        """Chains and chords continue as without a lock."""
         job = env.job("store_run")
         assert env.get(chain(job.si(env.tag), then(env))()).startswith("then")
         assert ["done", "done"] == env.get(chord([job.si(env.tag)] * 2)(collect(env)))
@@ -130,7 +130,7 @@ class TestRaise:
         assert [] == env.starts()
 
     def test_chain(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """The rest of a chain is not run."""
+        """The rest of the chain does not run."""
         last = chain(env.job("store_raise").si(env.tag), then(env))()
         assert isinstance(env.error(last), StoreUnavailable)
         assert [] == env.events("then", env.other_tag("then"))
@@ -144,7 +144,7 @@ class TestRaise:
 
 @pytest.mark.parametrize("name", ["store_retry", "store_run", "store_raise"])
 def test_it_is_told(env: WorkerEnvironment, away: RedisServer, name: str) -> None:
-    """A WARNING with the task and a signal, whatever is done about it."""
+    """An outage logs a WARNING with the task and sends a signal, under any setting."""
     result = env.job(name).delay(env.tag)
     until(lambda: env.lock_signals(env.key(name), "store_error"), "the signal")
     event = env.lock_signals(env.key(name), "store_error")[0]
@@ -156,7 +156,7 @@ def test_it_is_told(env: WorkerEnvironment, away: RedisServer, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["store_run", "store_raise"])
 def test_frozen_store_costs_its_timeout(env: WorkerEnvironment, own_store: RedisServer, name: str) -> None:
-    """A store that accepts and never answers is given up after one store timeout (1 s)."""
+    """A call to a store that never answers takes one store timeout (1 s)."""
     env.get(env.job(name).delay(env.other_tag("warm")))
     own_store.pause()
     try:
@@ -165,12 +165,12 @@ def test_frozen_store_costs_its_timeout(env: WorkerEnvironment, own_store: Redis
         took = time.monotonic() - sent
     finally:
         own_store.resume()
-    # One call to acquire; a body that ran unprotected has nothing to release.
+    # One call to acquire: an unprotected body has nothing to release.
     assert 0.8 < took < 2.5
 
 
 def test_release_does_not_touch_the_result(env: WorkerEnvironment, away: RedisServer) -> None:
-    """The store goes away while the body runs: the task still succeeds."""
+    """A task whose store becomes unreachable while the body runs still succeeds."""
     away.start()
     result = env.hold("long")
     away.stop()
@@ -179,7 +179,7 @@ def test_release_does_not_touch_the_result(env: WorkerEnvironment, away: RedisSe
 
 
 def test_restarted_store_without_its_scripts(env: WorkerEnvironment, away: RedisServer) -> None:
-    """A store that forgot the scripts is no error."""
+    """A store that lost its scripts causes no error."""
     away.start()
     assert "done" == env.get(env.job("store_raise").delay(env.tag))
     with redis.Redis.from_url(away.url()) as client:
@@ -189,7 +189,7 @@ def test_restarted_store_without_its_scripts(env: WorkerEnvironment, away: Redis
 
 @pytest.mark.parametrize("name", ["store_run", "store_retry", "store_raise"])
 def test_wrong_type_always_raises(env: WorkerEnvironment, own_store: RedisServer, name: str) -> None:
-    """Somebody else's data under the lock key is no outage: it is an error under any setting."""
+    """Data of another application under the lock key fail the task under any setting, and are not changed."""
     with redis.Redis.from_url(own_store.url()) as client:
         client.rpush(env.key(name), "not", "ours")
         client.expire(env.key(name), 60)
@@ -201,7 +201,7 @@ def test_wrong_type_always_raises(env: WorkerEnvironment, own_store: RedisServer
 
 class TestWhileABodyRuns:
     def test_store_that_lost_the_key(self, env: WorkerEnvironment, own_store: RedisServer) -> None:
-        """A key that vanished is taken again by the next renewal, with a WARNING, and not lost."""
+        """The next renewal reacquires a missing lock with a WARNING, and the lease is not lost."""
         holder = env.hold("skip_short")
         key = env.key("skip_short")
         with redis.Redis.from_url(own_store.url()) as client:
@@ -216,7 +216,7 @@ class TestWhileABodyRuns:
         assert not env.is_locked("skip_short")
 
     def test_restarted_store(self, env: WorkerEnvironment, own_store: RedisServer) -> None:
-        """So it is after a restart that lost all data, scripts and connections, within the TTL."""
+        """A restart within the TTL that loses all data, scripts and connections costs no lease."""
         holder = env.hold("skip_short")
         own_store.stop()
         own_store.start()
@@ -227,7 +227,7 @@ class TestWhileABodyRuns:
         assert not env.is_locked("skip_short")
 
     def test_short_outage(self, env: WorkerEnvironment, own_store: RedisServer) -> None:
-        """A store that does not answer for less than the TTL costs no lease."""
+        """An outage shorter than the TTL costs no lease."""
         holder = env.hold("skip_short", acts=["hold_watching", "return"])
         for _ in range(2):
             own_store.pause()
@@ -240,7 +240,7 @@ class TestWhileABodyRuns:
         assert [] == env.events("not-held")
 
     def test_long_outage(self, env: WorkerEnvironment, away: RedisServer) -> None:
-        """Past the deadline the lease is lost, told once, for good; the result is untouched."""
+        """Past the deadline the lease is lost for good and reported once; the task's result does not change."""
         away.start()
         holder = env.hold("skip_short", acts=["hold_watching", "return"])
         away.stop()

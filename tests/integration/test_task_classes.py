@@ -1,4 +1,4 @@
-"""However a task is written, its body is locked; and what was careless still is."""
+"""A task's body is locked however the task is written; a user's mistakes keep their usual effects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def job_or_skip(env: WorkerEnvironment, name: str) -> Any:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_duplicate_is_skipped(env: WorkerEnvironment, name: str) -> None:
-    """bind or not, class-based, shared, Django's class; __call__, before_start, run overridden."""
+    """The lock covers tasks with or without bind, class-based, shared and Django tasks, and overridden hooks."""
     job = job_or_skip(env, name)
     holder = env.hold(name)
     duplicate = job.apply_async((env.tag,))
@@ -43,7 +43,7 @@ def test_duplicate_is_skipped(env: WorkerEnvironment, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rude_before_start", "rude_all"])
 def test_no_user_code_runs_for_a_duplicate(env: WorkerEnvironment, name: str) -> None:
-    """before_start ran for the holder alone, and with the lease in its hands."""
+    """``before_start`` runs for the holder only, and while it has the lease."""
     env.hold(name)
     env.get(env.job(name).apply_async((env.tag,)))
     assert 1 == len(env.events("before_start"))
@@ -51,7 +51,7 @@ def test_no_user_code_runs_for_a_duplicate(env: WorkerEnvironment, name: str) ->
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_lease_is_there_in_the_body(env: WorkerEnvironment, name: str) -> None:
-    """The body can look at its lease, in every shape of task."""
+    """The body can read its lease in every kind of task."""
     job = job_or_skip(env, name)
     env.get(job.apply_async((env.tag,)))
     (start,) = env.starts()
@@ -72,7 +72,7 @@ def test_autoretry_never_retries_a_duplicate(env: WorkerEnvironment) -> None:
 
 
 def test_autoretry_retries_the_body(env: WorkerEnvironment) -> None:
-    """The body's own errors are retried as ever, and each retry is granted."""
+    """The body's own errors are retried as usual, and each retry is granted."""
     result = env.job("auto").delay(env.tag, ["raise", "raise", "return"])
     assert "done" == env.get(result)
     assert [0, 1, 2] == [start["retries"] for start in env.starts()]
@@ -95,7 +95,7 @@ def test_spellings_of_one_call_meet(env: WorkerEnvironment) -> None:
 
 
 def test_not_locked_directly(env: WorkerEnvironment) -> None:
-    """A direct call takes no lock and finds none in its way; its lease protects nothing."""
+    """A direct call acquires no lock and is not blocked by one; its lease protects nothing."""
     env.hold("skip")
     assert "done" == env.job("skip")(env.tag, "return")
     direct = env.starts()[1]
@@ -103,7 +103,7 @@ def test_not_locked_directly(env: WorkerEnvironment) -> None:
 
 
 def test_map_items_are_not_locked(env: WorkerEnvironment) -> None:
-    """Items of a starmap, and of chunks, are direct calls inside other tasks: none is skipped."""
+    """Items of ``starmap`` and ``chunks`` are direct calls inside other tasks, so none is skipped."""
     env.hold("skip")
     items = [(env.tag, "return")] * 3
     assert ["done"] * 3 == env.get(env.job("skip").starmap(items).apply_async())
@@ -112,7 +112,7 @@ def test_map_items_are_not_locked(env: WorkerEnvironment) -> None:
 
 
 def test_mixed_chord(env: WorkerEnvironment) -> None:
-    """A chord of a class-based task and a shared one, as with plain tasks."""
+    """A chord of a class-based and a shared task runs as with plain tasks."""
     header = [env.job("class_based").s(env.other_tag("a")), env.job("shared").s(env.tag)]
     result = chord(header)(env.app.tasks["collect"].s(env.other_tag("collected")))
     assert ["done", "done"] == env.get(result)

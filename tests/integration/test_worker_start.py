@@ -1,4 +1,4 @@
-"""What a worker does about its store when it starts."""
+"""How a worker checks its store and settings when it starts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "sin
 def test_what_cannot_be_used(
     fresh_worker: Callable[..., LocalWorkerNode], pool_name: str, conf: dict[str, Any], words: list[str]
 ) -> None:
-    """A worker that cannot use a setting ends with one line that names it, and without a traceback."""
+    """A worker with an unusable setting ends with one line that names it, and without a traceback."""
     worker = fresh_worker(WorkerSpec(pool_name, 1, conf=conf), ready=False)
     assert 1 == wait_for_end(worker.container, 20)
     assert "Traceback" not in worker.logs()
@@ -59,7 +59,10 @@ def sync(): ...
 
 
 def test_option_that_cannot_be_used(tmp_path: Path) -> None:
-    """The same for an option of a task that is bound when the worker starts. (What an import raises, Celery shows in full.)"""
+    """A bad option of a task that is bound at worker start ends the worker with one line that names it.
+
+    Celery shows an error of an import with its traceback.
+    """
     (tmp_path / "shop.py").write_text(BAD_OPTION)
     command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "shop", "worker", "--pool", "solo"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
@@ -70,7 +73,7 @@ def test_option_that_cannot_be_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])
 def test_store_away(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str) -> None:
-    """The worker starts, says once that the store is away, and recovers by itself."""
+    """A worker starts without its store, logs once that it is unreachable, and recovers by itself."""
     with RedisServer() as later:
         later.port = free_port()
         conf = {"singleton_lock_url": later.url()}
@@ -84,7 +87,7 @@ def test_store_away(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWor
 
 
 def test_eviction_policy(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A store that may drop locks when it is full gets one WARNING at start."""
+    """A worker logs one WARNING at start about a store that may evict locks."""
     with RedisServer("--maxmemory-policy", "allkeys-lru") as careless:
         conf = {"singleton_lock_url": careless.url()}
         worker = fresh_worker(WorkerSpec("prefork", 2, conf=conf))
@@ -94,7 +97,7 @@ def test_eviction_policy(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
 
 
 def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A store that is as it should be is not talked about."""
+    """A worker logs nothing about a store without problems."""
     worker = fresh_worker(WorkerSpec("prefork", 2))
     time.sleep(0.5)
     assert [] == worker.lines(": WARNING/")
@@ -102,7 +105,7 @@ def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
 
 @pytest.mark.parametrize("login", [":wr0ngpass@", ""])
 def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], login: str) -> None:
-    """A wrong password is no outage: the worker says so once and runs on, tasks fail under any setting, nobody is told it."""
+    """A worker with a wrong password logs one ERROR without the password and runs on; its tasks fail under any setting."""
     with RedisServer("--requirepass", "right") as guarded:
         url = guarded.url().replace("redis://", f"redis://{login}")
         worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
@@ -119,7 +122,7 @@ def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., Local
 
 
 def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A login that may run scripts and no dangerous commands does: nothing is said of a store that tasks can use."""
+    """A login that may run scripts but no dangerous commands is enough, and causes no WARNING."""
     with RedisServer() as guarded:
         rules = ("on", ">pass", "~singleton*", "+@all", "-@dangerous", "-info")
         redis.Redis.from_url(guarded.url()).execute_command("ACL", "SETUSER", "worker", *rules)
@@ -135,7 +138,7 @@ def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., 
 def test_credential_provider(
     env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
 ) -> None:
-    """A store whose URL names a credential provider is used by all processes of a worker."""
+    """All processes of a worker can use a store whose URL names a credential provider."""
     with RedisServer("--requirepass", PASSWORD) as guarded:
         url = f"{guarded.url()}?credential_provider={named(DefaultUser)}"
         worker = fresh_worker(WorkerSpec(pool_name, 2, conf={"singleton_lock_url": url}))
@@ -146,7 +149,7 @@ def test_credential_provider(
 
 
 def test_bad_credential_provider(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A name that leads to none ends the worker at its start, in words."""
+    """An unknown credential provider ends the worker at its start with a clear message."""
     conf = {"singleton_lock_url": "redis://127.0.0.1:1/0?credential_provider=no_such.Provider"}
     worker = fresh_worker(WorkerSpec("solo", 1, conf=conf), ready=False)
     assert wait_for_end(worker.container, 20) not in (None, 0)
@@ -157,7 +160,7 @@ def test_bad_credential_provider(fresh_worker: Callable[..., LocalWorkerNode]) -
 def test_copies_that_waited_for_a_worker(
     env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool_name: str
 ) -> None:
-    """Of many copies that were published while no worker was there one runs when there is one; the others are skipped."""
+    """One of many duplicates that were published before any worker started runs; the others are skipped."""
     queue = f"late-{env.tag}"
     copies = [env.job("skip_value").apply_async((env.tag, "hold"), queue=queue) for _ in range(12)]
     fresh_worker(WorkerSpec(pool_name, 4, options=("--queues", queue)))

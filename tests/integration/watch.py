@@ -1,4 +1,4 @@
-"""Watches one long run: is its lock always there, and is every copy of it turned away?"""
+"""Watches one long run: its lock must always exist, and no duplicate of it may run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.integration.tasks import lock_tag
 
 
 class Watch:
-    """Looks at a lock key twenty times a second and sends a copy of the work every 2 s or so.
+    """Polls a lock key twenty times a second and sends a duplicate of the work about every 2 s.
 
     Args:
-        job: the task; copies of it go to the app's default queue.
+        job: the task; its duplicates go to the app's default queue.
         tag: its signature.
         result: the run to watch; its body has started.
-        recorder: where that body's end will be seen.
+        recorder: has the end of that body.
         store: a client of the lock store.
     """
 
@@ -38,7 +38,7 @@ class Watch:
         """Watch until the body ends.
 
         Raises:
-            AssertionError: it has not ended after ``timeout`` seconds.
+            AssertionError: the body has not ended after ``timeout`` seconds.
         """
         deadline, next_copy = time.monotonic() + timeout, 0.0
         while not self._ended():
@@ -57,7 +57,7 @@ class Watch:
 
     @property
     def starts(self) -> int:
-        """How many bodies started before the watched one ended."""
+        """The number of bodies that started before the watched one ended."""
         end = self._recorder.events(self.tag, "end")[0]["at"]
         return len([e for e in self._recorder.events(self.tag, "start") if e["at"] < end])
 
@@ -70,12 +70,12 @@ class Watch:
 
     @property
     def lost(self) -> list[Event]:
-        """What was told about a lost lock."""
+        """The reported events of a lost lock."""
         return self._recorder.events(lock_tag(self.key), "lock_lost")
 
 
 class NinetySeconds:
-    """Bodies of 90 s, one for each pool, watched in threads while other tests go on."""
+    """Bodies of 90 s, one for each pool, watched in threads while other tests run."""
 
     def __init__(self, make_watch: Mapping[str, Callable[[], Watch]]) -> None:
         self._watches: dict[str, Any] = {}
@@ -95,7 +95,7 @@ class NinetySeconds:
             self._watches[pool] = error
 
     def watch(self, pool: str) -> Watch:
-        """Return the finished watch of a pool, or raise what went wrong with it."""
+        """Return the finished watch of a pool, or raise its error."""
         self._threads[pool].join(200)
         watch = self._watches[pool]
         if isinstance(watch, BaseException):

@@ -1,4 +1,4 @@
-"""What ``celery -A tests.integration.worker_app`` loads: the app of the environment's making."""
+"""The app that ``celery -A tests.integration.worker_app`` loads, configured by the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each task that would have followed a skipped task is stored as REVOKED, so that nobody waits for it for ever."""
+"""Each task that would have followed a skipped task is stored as REVOKED, so that no caller waits for it forever."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_linked_chain_and_group(step: Any) -> None:
 
 
 def test_error_callbacks_are_not_revoked(step: Any) -> None:
-    """Error callbacks are not revoked, since nobody waits for them."""
+    """Error callbacks are not revoked, since no caller waits for them."""
     first = step(0, link_error=[dict(step(1, task_id="errback"))])
     assert [] == skipped(first)[0].revoked
 

@@ -11,7 +11,7 @@ from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_o
 
 
 def test_token_is_not_shown() -> None:
-    """Neither a delivery nor the tuple that a child is sent shows the token, in the child neither."""
+    """Neither a delivery nor the tuple that is sent to a child shows the token, also not in the child."""
     token = new_token()
     sent = (token, "application/json", True, True)
     assert token not in repr([token, sent, Delivery(*sent)])
@@ -39,6 +39,6 @@ def test_request_without_a_token() -> None:
 
 
 def test_token_is_never_taken_from_a_message() -> None:
-    """Whatever a publisher puts into the property of that name is not taken for a token."""
+    """A publisher's own value in the property of that name is not used as a token."""
     for forged in ("token", ["token"], {"token": 1}, None):
         assert "token" != take_token(Context({"properties": {PROPERTY: forged}}))

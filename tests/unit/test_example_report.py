@@ -1,4 +1,4 @@
-"""The demo's verdict, on hand-made stories and ledgers: what it must call a fault, and what it must not."""
+"""The demo's report on made-up events and ledgers: what it must report as a fault, and what it must not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMPORT_KEY, SYNC_KEY = "the import's key", "the sync's key"
 
 @pytest.fixture(autouse=True)
 def _own_ledger(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What the demo puts into the environment is gone after the test; the ledger is the test's own."""
+    """Remove the demo's environment variables after the test, and use a ledger of the test."""
     monkeypatch.setenv("EXAMPLE_LEDGER", str(tmp_path / "ledger.sqlite3"))
     monkeypatch.setenv("EXAMPLE_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setenv("EXAMPLE_KEY_PREFIX", "unit:")

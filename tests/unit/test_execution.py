@@ -1,4 +1,4 @@
-"""What happens around a body when something strikes: lost answers, late grants, losses, signals, forks, a broker that is away."""
+"""Faults around a body: lost answers, late grants, lost leases, signals, forks and an unreachable broker."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from tests.unit.test_task import deliver
 Singleton = Callable[..., Any]
 
 
-class Ahead:
-    """The clock, put forward by a test."""
+class MovableClock:
+    """The monotonic clock, which a test can advance."""
 
     def __init__(self) -> None:
         self.by = 0.0
@@ -65,60 +65,60 @@ class Ahead:
 
 
 class Store(MemoryStore):
-    """A store in memory whose answers may be lost or late, and which can be away."""
+    """A store in memory whose answers can be lost or late, and that can be unreachable."""
 
-    def __init__(self, clock: Ahead) -> None:
+    def __init__(self, clock: MovableClock) -> None:
         super().__init__(clock)
         self.acquired: list[str] = []
         self.released: list[str] = []
-        self.answering: list[Callable[[], object]] = []  # what happens to the next answers of `acquire` and `reacquire`
-        self.releasing: list[Callable[[], object]] = []  # what happens to the next calls of `release`
-        self.settling: list[Callable[[], object]] = []  # what happens to the next calls of `record_outcome`
-        self.away = False
+        self.on_answer: list[Callable[[], object]] = []  # one call after each execution of `acquire` and `reacquire`
+        self.on_release: list[Callable[[], object]] = []  # one call before each `release`
+        self.on_outcome: list[Callable[[], object]] = []  # one call before each `record_outcome`
+        self.unreachable = False
 
-    def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        verdict = super().acquire(claim, timeout)
-        self.acquired.append(claim.token)
-        if self.answering:
-            self.answering.pop(0)()
-        return verdict
+    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+        result = super().acquire(wanted, timeout)
+        self.acquired.append(wanted.token)
+        if self.on_answer:
+            self.on_answer.pop(0)()
+        return result
 
-    def reacquire(self, claim: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer = super().reacquire(claim, fence, timeout)
-        if self.answering:
-            self.answering.pop(0)()
+    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+        answer = super().reacquire(wanted, fence, timeout)
+        if self.on_answer:
+            self.on_answer.pop(0)()
         return answer
 
-    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().renew(claims, timeout)
+    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+        if self.unreachable:
+            raise StoreUnavailable("unreachable")
+        return super().renew(leases, timeout)
 
-    def record_outcome(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> None:
-        if self.settling:
-            self.settling.pop(0)()
-        super().record_outcome(claim, success)
+    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+        if self.on_outcome:
+            self.on_outcome.pop(0)()
+        super().record_outcome(wanted, success)
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        if self.away:
-            raise StoreUnavailable("away")
-        if self.releasing:
-            self.releasing.pop(0)()
-        self.released.append(claim.token)
-        return super().release(claim, success)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Ahead:
-    made = Ahead()
-    monkeypatch.setattr(execution, "now", made)
-    monkeypatch.setattr(lease_module, "now", made)
-    return made
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+        if self.unreachable:
+            raise StoreUnavailable("unreachable")
+        if self.on_release:
+            self.on_release.pop(0)()
+        self.released.append(wanted.token)
+        return super().release(wanted, success)
 
 
 @pytest.fixture
-def store(app: Any, clock: Ahead) -> Iterator[Store]:
-    """The store of `app`, whose renewal thread does not start: tests renew by themselves."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> MovableClock:
+    clock = MovableClock()
+    monkeypatch.setattr(execution, "now", clock)
+    monkeypatch.setattr(lease_module, "now", clock)
+    return clock
+
+
+@pytest.fixture
+def store(app: Any, clock: MovableClock) -> Iterator[Store]:
+    """Yield the store of `app`. Its renewal thread does not start: tests call `renew_due` themselves."""
     store = Store(clock)
     context = ProcessContext(settings_of(app.conf), store=store)
     context.body_renewal = BodyRenewal(store, store, context.events, clock)
@@ -126,7 +126,7 @@ def store(app: Any, clock: Ahead) -> Iterator[Store]:
     context.renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
     replace_context(app, context)
     yield store
-    reported = threading.Event()  # all that is still to be reported, which the next test must not hear
+    reported = threading.Event()  # the next test must not see callbacks of this one
     context.callbacks.call(reported.set)
     assert reported.wait(5)
 
@@ -139,41 +139,41 @@ def raising(error: BaseException) -> Callable[[], object]:
 
 
 def renew_due(task: Any) -> float:
-    """Let the renewal thread do what is due, as it does at once in a worker."""
+    """Do the due work of the renewal thread, which does it at once in a worker."""
     return execution.context_of(task.app).renewer.renew_due()
 
 
-def others(task: Any, *args: Any) -> LeaseRequest:
-    """Another task's claim on the same call."""
+def request_of_another(task: Any, *args: Any) -> LeaseRequest:
+    """Return another task's lease request for the same call."""
     plan = config_for(task)
-    return LeaseRequest(plan.base, plan.digest(args, {}), "others-token", 600.0, "other")
+    return LeaseRequest(plan.base, plan.digest(args, {}), "token-of-another", 600.0, "other")
 
 
-def take(task: Any, lease: Lease) -> None:
-    """Let an operator free this lease's lock, another task get it, and the renewer find that out."""
+def lose_to_another(task: Any, lease: Lease) -> None:
+    """Revoke the lock of a lease, let another task acquire it, and let the renewer find the loss."""
     context, state = execution.context_of(task.app), lease._state
     task.force_unlock()
-    assert context.store.acquire(others(task)).status is AcquireStatus.GRANTED
+    assert context.store.acquire(request_of_another(task)).status is AcquireStatus.GRANTED
     assert state is not None
     assert not context.body_renewal.verify(state)
     assert state.lost
 
 
 @contextmanager
-def heard(*wanted: Any) -> Iterator[list[str]]:
-    """Notes which of these signals are sent."""
+def recorded(*watched: Any) -> Iterator[list[str]]:
+    """Yield the names of these signals as they are sent."""
     seen: list[str] = []
-    names = {id(signal): name for name, signal in vars(signals).items() if signal in wanted}
+    names = {id(signal): name for name, signal in vars(signals).items() if signal in watched}
 
     def note(signal: Any, **_: Any) -> None:
         seen.append(names[id(signal)])
 
-    for signal in wanted:
+    for signal in watched:
         signal.connect(note, weak=False)
     try:
         yield seen
     finally:
-        for signal in wanted:
+        for signal in watched:
             signal.disconnect(note)
 
 
@@ -183,16 +183,16 @@ def heard(*wanted: Any) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("option", "state"), [("run", None), ("raise", "FAILURE"), ("retry", "FAILURE")], ids=["run", "raise", "retry"]
 )
-def test_grant_without_an_answer_is_given_back(singleton: Singleton, store: Store, option: str, state: Any) -> None:
-    """What the store granted though its client saw an outage is given back at the end, whatever is done meanwhile."""
+def test_unanswered_grant_is_released(singleton: Singleton, store: Store, option: str, state: Any) -> None:
+    """A grant whose answer was lost is released after the delivery, whatever ``on_store_error`` says."""
     protected: list[bool] = []
 
     @singleton(name="x", bind=True, on_store_error=option)
     def task(self: Any) -> None:
         protected.append(self.lease.protected)
 
-    store.answering = [raising(StoreUnavailable("the answer was lost"))]
-    result = task.apply()  # eagerly nothing can be tried again later
+    store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
+    result = task.apply()  # an eager run cannot be retried later
     assert (state or "SUCCESS") == result.state
     if state:
         assert isinstance(result.result, StoreUnavailable)
@@ -202,55 +202,55 @@ def test_grant_without_an_answer_is_given_back(singleton: Singleton, store: Stor
     assert_free(task)
 
 
-def test_grant_without_an_answer_is_given_back_before_the_next_look(singleton: Singleton, store: Store) -> None:
-    """A task that is published again for want of an answer does not then meet its own lock."""
+def test_unanswered_grant_is_released_before_the_next_attempt(singleton: Singleton, store: Store) -> None:
+    """A task that is published again after a lost answer does not become a duplicate of itself."""
 
     @singleton(name="x", on_store_error="retry")
     def task() -> str:
         return "ran"
 
-    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
     assert "RETRY" == deliver(task).info.state
     renew_due(task)
     assert_free(task)
     assert "ran" == deliver(task).retval
 
 
-def test_outage_that_lasts_changes_no_outcome(singleton: Singleton, store: Store) -> None:
-    """Where it cannot be given back either, the task's outcome is what it was; the renewal thread does it later."""
+def test_lasting_outage_changes_no_outcome(singleton: Singleton, store: Store) -> None:
+    """An unanswered grant that cannot be released does not change the outcome; the renewal thread releases it later."""
 
     @singleton(name="x", on_store_error="run")
     def task() -> str:
-        store.away = True
+        store.unreachable = True
         return "ran"
 
-    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
     assert "ran" == deliver(task).retval
     assert assert_held(task).task_id == "id-1"
-    store.away = False
+    store.unreachable = False
     renew_due(task)
     assert_free(task)
 
 
-def test_grant_that_comes_later_is_given_back(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """A store that does what it was asked after it has been asked to undo that leaves no lock either."""
+def test_grant_executed_after_its_release_is_released(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A store that executes an acquire after its release leaves no lock."""
 
     @singleton(name="x", on_store_error="retry")
     def task() -> None: ...
 
-    store.answering = [raising(StoreUnavailable("the answer was lost"))]
+    store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
     deliver(task)
     renewer = execution.context_of(task.app).renewer
-    (claim,) = (pending.request for pending in renewer._pending._pending.values())
+    (request,) = (pending.request for pending in renewer._pending._pending.values())
     renewer.renew_due()
-    assert store.acquire(claim).status is AcquireStatus.GRANTED
-    clock.advance(claim.ttl / 12)
+    assert store.acquire(request).status is AcquireStatus.GRANTED
+    clock.advance(request.ttl / 12)
     renewer.renew_due()
     assert_free(task)
 
 
-def test_duplicate_gives_nothing_back(singleton: Singleton, store: Store) -> None:
-    """A duplicate has nothing to give back: one call and no more."""
+def test_duplicate_releases_nothing(singleton: Singleton, store: Store) -> None:
+    """A duplicate calls the store once and releases nothing."""
 
     @singleton(name="x")
     def task() -> None: ...
@@ -263,113 +263,124 @@ def test_duplicate_gives_nothing_back(singleton: Singleton, store: Store) -> Non
 # -- a release that the store did not confirm ---------------------------------------------------
 
 
-@pytest.mark.parametrize("arrived", [False, True], ids=["not done", "done unheard"])
-def test_release_is_made_up_for(singleton: Singleton, store: Store, clock: Ahead, arrived: bool) -> None:
-    """What could not be released is released when the store is back, not a TTL later; nobody else's lock is."""
+@pytest.mark.parametrize("executed", [False, True], ids=["not executed", "executed without an answer"])
+def test_failed_release_is_repeated(singleton: Singleton, store: Store, clock: MovableClock, executed: bool) -> None:
+    """A failed release is repeated when the store is reachable, not a TTL later; another holder's lock stays."""
 
     @singleton(name="x", lock_ttl=30)
     def task() -> None:
-        store.away = True
+        store.unreachable = True
 
     deliver(task)
     renewer = execution.context_of(task.app).renewer
     renewer.renew_due()
     assert "id-1" == assert_held(task).task_id
-    store.away = False
-    if arrived:
+    store.unreachable = False
+    if executed:
         task.force_unlock()
-        assert store.acquire(others(task)).status is AcquireStatus.GRANTED
+        assert store.acquire(request_of_another(task)).status is AcquireStatus.GRANTED
     clock.advance(3)
     renewer.renew_due()
-    if arrived:
+    if executed:
         assert "other" == assert_held(task).task_id
     else:
         assert_free(task)
 
 
 @pytest.mark.parametrize("success", [True, False], ids=["success", "failure"])
-@pytest.mark.parametrize("arrived", [False, True], ids=["not done", "done unheard"])
-def test_waiting_copy_learns_the_end_later(singleton: Singleton, store: Store, arrived: bool, success: bool) -> None:
-    """A copy of the message is dropped after a success, and runs after a failure, though the release was not confirmed."""
+@pytest.mark.parametrize("executed", [False, True], ids=["not executed", "executed without an answer"])
+def test_waiting_redelivery_learns_the_outcome_later(
+    singleton: Singleton, store: Store, executed: bool, success: bool
+) -> None:
+    """A redelivery is dropped after a success and runs after a failure, also when the release was not confirmed."""
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
+        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
 
         def release() -> None:
-            if arrived:
+            if executed:
                 MemoryStore.release(store, self.lease._state.request, success)
             raise StoreUnavailable("no answer")
 
-        claims.append(self.lease._state.request)
-        store.releasing = [release]
+        requests.append(self.lease._state.request)
+        store.on_release = [release]
         if not success:
             raise ValueError("failed")
 
-    claims: list[LeaseRequest] = []
-    copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
+    requests: list[LeaseRequest] = []
+    redelivery = LeaseRequest(
+        config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
+    )
     deliver(task)
     renew_due(task)
-    assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(copy).status
+    assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(redelivery).status
 
 
-def test_waiting_copy_learns_a_success_that_could_not_be_told(singleton: Singleton, store: Store) -> None:
-    """A store that is away just when the result has been stored is told of it as soon as it is back."""
+def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton, store: Store) -> None:
+    """A store that is unreachable when the result is stored records the success as soon as it is reachable."""
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
-        store.settling = [raising(StoreUnavailable("away"))]
+        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
+        store.on_outcome = [raising(StoreUnavailable("unreachable"))]
 
-    copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
+    redelivery = LeaseRequest(
+        config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
+    )
     deliver(task)
-    assert store.acquire(copy).status is AcquireStatus.HELD
+    assert store.acquire(redelivery).status is AcquireStatus.HELD
     renew_due(task)
-    assert store.acquire(copy).status is AcquireStatus.COMPLETED
+    assert store.acquire(redelivery).status is AcquireStatus.COMPLETED
 
 
-def test_waiting_copy_waits_while_the_result_is_stored(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """However long the hooks after a success take, a copy waits for their end; then it is dropped, and nothing is renewed."""
+def test_redelivery_waits_while_the_result_is_stored(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A redelivery waits for the hooks after a success, however long they take.
+
+    Then it is dropped, and nothing is renewed.
+    """
 
     class Slow(SingletonTask):
         def on_success(self, *_: Any, **__: Any) -> None:
             for _ in range(4):
                 clock.advance(20)
                 renew_due(task)
-                answers.append(store.acquire(copy).status)  # the tracer would swallow an error here
+                answers.append(store.acquire(redelivery).status)  # the tracer would swallow an error here
 
     @singleton(name="x", base=Slow, lock_ttl=30)
     def task() -> None:
-        assert store.acquire(copy).status is AcquireStatus.HELD  # and it waits from now on
+        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
 
     answers: list[AcquireStatus] = []
-    copy = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "copy", 600.0, "id-1", redelivered=True)
+    redelivery = LeaseRequest(
+        config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
+    )
     assert deliver(task).info is None
     assert [AcquireStatus.HELD] * 4 == answers
-    assert store.acquire(copy).status is AcquireStatus.COMPLETED
+    assert store.acquire(redelivery).status is AcquireStatus.COMPLETED
     for _ in range(2):
         clock.advance(3)
         due = renew_due(task)
     assert math.inf == due
 
 
-def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """A store that comes to the call that took a lease again when it has been released leaves no lock."""
+def test_reacquired_lease_is_released_again(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A store that executes the call to reacquire a lease after its release leaves no lock."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> None:
         task.force_unlock()
         store._records.clear()
         clock.advance(10)
-        store.answering = [raising(StoreUnavailable("stopped"))]
+        store.on_answer = [raising(StoreUnavailable("stopped"))]
         renew_due(task)
-        store._records.clear()  # it has not come to that call yet
-        claims.append(self.lease._state.request)
+        store._records.clear()  # the store has not executed that call yet
+        requests.append(self.lease._state.request)
 
-    claims: list[LeaseRequest] = []
+    requests: list[LeaseRequest] = []
     deliver(task)
     assert_free(task)
-    assert store.reacquire(claims[0], 0) == (RenewResult.RENEWED, True)
+    assert store.reacquire(requests[0], 0) == (RenewResult.RENEWED, True)
     renewer = execution.context_of(task.app).renewer
     for _ in range(2):
         renewer.renew_due()
@@ -377,54 +388,58 @@ def test_lease_that_was_taken_again_is_released_again(singleton: Singleton, stor
     assert_free(task)
 
 
-def test_lease_that_another_has_since_it_was_taken_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """The same where that call timed out, and another run has taken the lock before the store comes to it."""
+def test_reacquired_lease_that_another_holds_is_released_again(
+    singleton: Singleton, store: Store, clock: MovableClock
+) -> None:
+    """A store that executes it after another run acquired and released the lock leaves no lock either."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> None:
         store._records.clear()
         clock.advance(10)
-        store.answering = [raising(StoreUnavailable("stopped"))]
+        store.on_answer = [raising(StoreUnavailable("stopped"))]
         renewer.renew_due()
-        store._records.clear()  # it has not come to that call yet
-        store.acquire(others(task))
+        store._records.clear()  # the store has not executed that call yet
+        store.acquire(request_of_another(task))
         clock.advance(3)
         renewer.renew_due()
         assert not self.lease.held
-        claims.append(self.lease._state.request)
+        requests.append(self.lease._state.request)
 
-    claims: list[LeaseRequest] = []
+    requests: list[LeaseRequest] = []
     renewer = execution.context_of(task.app).renewer
     deliver(task)
     assert "other" == assert_held(task).task_id
     task.force_unlock()
-    assert store.reacquire(claims[0], 0) == (RenewResult.LOST, True)
+    assert store.reacquire(requests[0], 0) == (RenewResult.LOST, True)
     for _ in range(2):
         renewer.renew_due()
         clock.advance(3)
     assert_free(task)
 
 
-@pytest.mark.parametrize("done", [False, True], ids=["not done yet", "done"])
-def test_released_lease_is_out_of_the_renewer_first(
-    singleton: Singleton, store: Store, clock: Ahead, monkeypatch: pytest.MonkeyPatch, done: bool
+@pytest.mark.parametrize("done", [False, True], ids=["during the release", "after the release"])
+def test_lease_leaves_the_renewer_before_its_release(
+    singleton: Singleton, store: Store, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
-    """While the store is asked to release a lease, the renewal thread neither renews it nor takes it again, due as it is."""
-    asked: list[str] = []
+    """The renewal thread neither renews nor reacquires a lease during its release, even if a renewal is due."""
+    calls: list[str] = []
 
-    def noted(verb: str, then: Callable[[], object] = lambda: None, first: Callable[[], object] = lambda: None) -> None:
+    def record(
+        verb: str, then: Callable[[], object] = lambda: None, first: Callable[[], object] = lambda: None
+    ) -> None:
         call = getattr(store, verb)
 
-        def instead(*args: Any, **kwargs: Any) -> Any:
-            asked.append(verb)
+        def recorded_call(*args: Any, **kwargs: Any) -> Any:
+            calls.append(verb)
             first()
             answer = call(*args, **kwargs)
             then()
             return answer
 
-        monkeypatch.setattr(store, verb, instead)
+        monkeypatch.setattr(store, verb, recorded_call)
 
-    def sweep() -> None:  # that of the body shows that a sweep renews
+    def sweep() -> None:  # the sweep in the body shows that a sweep renews
         clock.advance(15)  # past a third of the TTL, and not past the deadline
         renew_due(task)
 
@@ -432,11 +447,11 @@ def test_released_lease_is_out_of_the_renewer_first(
     def task() -> None:
         sweep()
 
-    noted("acquire")
-    noted("renew")
-    noted("release", **{"then" if done else "first": sweep})
+    record("acquire")
+    record("renew")
+    record("release", **{"then" if done else "first": sweep})
     deliver(task)
-    assert ["acquire", "renew", "release"] == asked
+    assert ["acquire", "renew", "release"] == calls
     assert_free(task)
 
 
@@ -447,8 +462,8 @@ def check_redelivery(task: Any, state: dict[str, Any]) -> tuple[float, dict[str,
     """Deliver a message whose task id holds the lock; return the delay and the retry state of the published message."""
     app = task.app
     runtime = execution.context_of(app)
-    claim = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
-    assert runtime.store.acquire(claim).status is AcquireStatus.GRANTED
+    request = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    assert runtime.store.acquire(request).status is AcquireStatus.GRANTED
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         before = datetime.now(timezone.utc)
@@ -470,7 +485,7 @@ def test_first_redelivery_check_comes_soon(singleton: Singleton, store: Store, p
 
 
 @pytest.mark.parametrize(("checks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
-def test_redelivery_checks_slow_down_to_the_policys_delay(
+def test_redelivery_checks_back_off_to_the_policys_delay(
     singleton: Singleton, store: Store, checks: int, delay: float
 ) -> None:
     """The delay between redelivery checks doubles up to the policy's delay, and does not count for max_wait."""
@@ -483,7 +498,7 @@ def test_redelivery_checks_slow_down_to_the_policys_delay(
     assert {"times": 1, "waited": 0.5, "redelivery_checks": checks + 1} == header
 
 
-def test_redelivery_checks_start_again_after_a_wait_for_others(singleton: Singleton, store: Store) -> None:
+def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Singleton, store: Store) -> None:
     """After a message was published again as a duplicate of other work, its next redelivery check counts as the first."""
 
     @singleton(name="x", on_duplicate="retry")
@@ -496,7 +511,7 @@ def test_redelivery_checks_start_again_after_a_wait_for_others(singleton: Single
 
 
 def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: Store, app: Any) -> None:
-    """The message of a task's own retry has the headers of others, but not our retry state: its waiting starts anew."""
+    """The message of a task's own retry has the caller's headers, but not our retry state: its waiting starts anew."""
     seen: list[Any] = []
 
     @singleton(name="x", bind=True, max_retries=1, default_retry_delay=0)
@@ -515,8 +530,8 @@ def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: S
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}], ids=["own", "auto"])
-def test_attempt_does_not_travel_with_retries(singleton: Singleton, store: Store, app: Any, options: Any) -> None:
-    """The message of a retry, one's own or Celery's, has neither the attempt's token nor a property of ours."""
+def test_token_is_not_published_with_a_retry(singleton: Singleton, store: Store, app: Any, options: Any) -> None:
+    """The message of a retry, the task's own or an automatic one, has neither the token nor our property."""
 
     @singleton(name="x", bind=True, default_retry_delay=0, **options)
     def task(self: Any) -> None:
@@ -541,30 +556,30 @@ def test_attempt_does_not_travel_with_retries(singleton: Singleton, store: Store
 
 
 def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """A store that refuses raises, under any setting, and is named in one WARNING with key and task id."""
+    """A refused acquire raises under any setting, and one WARNING names the error, the key and the task id."""
 
     @singleton(name="x", on_store_error="run")
     def task() -> None:
         pytest.fail("must not run")
 
-    store.answering = [raising(StoreError("NOPERM"))]
-    with heard(signals.store_error) as seen:
+    store.on_answer = [raising(StoreError("NOPERM"))]
+    with recorded(signals.store_error) as seen:
         assert isinstance(deliver(task).info.retval, StoreError)
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert f"Task x[id-1] could not acquire {task.lock_key_for()}: NOPERM" == line
     assert ["store_error"] == seen
 
 
-def test_dropped_copy_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """The line of a copy that is dropped has its task id and the key."""
+def test_dropped_redelivery_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """The log line of a dropped redelivery names its task id and the key."""
 
     @singleton(name="x")
     def task() -> None:
         pytest.fail("must not run")
 
     caplog.set_level("INFO", "celery_singleton_lock")
-    claim = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
-    store.record_outcome(claim, success=True)
+    request = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    store.record_outcome(request, success=True)
     assert "IGNORED" == deliver(task, delivery_info={"redelivered": True}).info.state
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert line.startswith("Task x[id-1] dropped: ")
@@ -574,25 +589,25 @@ def test_dropped_copy_is_logged(singleton: Singleton, store: Store, caplog: pyte
 def test_lost_lease_is_logged_with_its_holder(
     singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line of a loss says which task, where it runs, and which key."""
+    """The log line of a lost lease names the task, the node, the process and the key."""
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        take(task, self.lease)
+        lose_to_another(task, self.lease)
 
     deliver(task)
     key = task.lock_key_for()
-    told = threading.Event()
-    execution.context_of(task.app).callbacks.call(told.set)
-    assert told.wait(5)
-    wanted = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running"
-    assert wanted in [record.getMessage() for record in caplog.records]
+    reported = threading.Event()
+    execution.context_of(task.app).callbacks.call(reported.set)
+    assert reported.wait(5)
+    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running"
+    assert expected in [record.getMessage() for record in caplog.records]
 
 
 def test_control_characters_do_not_make_lines(
     singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Ids come with messages: a line break in one is escaped, as are other control characters."""
+    """The log escapes line breaks and other control characters in task ids, which come with messages."""
 
     @singleton(name="x", on_duplicate="raise")
     def task() -> None: ...
@@ -603,8 +618,8 @@ def test_control_characters_do_not_make_lines(
     assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] failed as a duplicate: ")
 
 
-def test_log_of_an_error_that_cannot_be_shown() -> None:
-    """An error whose text cannot be made is left to the log's handlers: whoever logs it meets no error."""
+def test_error_without_text_is_left_to_the_log_handlers() -> None:
+    """The log filter passes on an error whose ``str`` fails, and raises nothing itself."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -619,14 +634,14 @@ def test_log_of_an_error_that_cannot_be_shown() -> None:
 # -- a grant that came too late ----------------------------------------------------------------
 
 
-def test_late_grant_is_asked_for_again(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """A grant that is answered when its lease has expired is asked for once more, and counts from then on."""
+def test_late_grant_is_acquired_again(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A grant whose answer comes after the lease expired is acquired once more, and its TTL counts from then."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> Any:
         return self.lease.held, self.lease.remaining, assert_held(self).task_id
 
-    store.answering = [lambda: clock.advance(31)]
+    store.on_answer = [lambda: clock.advance(31)]
     held, remaining, holder = deliver(task).retval
     assert (True, "id-1") == (held, holder)
     assert 29 < remaining <= 30
@@ -634,8 +649,8 @@ def test_late_grant_is_asked_for_again(singleton: Singleton, store: Store, clock
     assert_free(task)
 
 
-def test_late_grant_that_another_has_by_then(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """Has another task got the lock by then, this one is a duplicate, and the lock stays the other's."""
+def test_late_grant_that_another_acquired_meanwhile(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A late grant is a duplicate if another task acquired the lock meanwhile; the other task keeps its lock."""
 
     @singleton(name="x", lock_ttl=30)
     def task() -> None:
@@ -643,23 +658,23 @@ def test_late_grant_that_another_has_by_then(singleton: Singleton, store: Store,
 
     def late() -> None:
         clock.advance(31)
-        assert store.acquire(others(task)).status is AcquireStatus.GRANTED
+        assert store.acquire(request_of_another(task)).status is AcquireStatus.GRANTED
 
-    store.answering = [late]
-    with heard(signals.duplicate) as seen:
+    store.on_answer = [late]
+    with recorded(signals.duplicate) as seen:
         assert "IGNORED" == deliver(task).info.state
     assert ["duplicate"] == seen
     assert "other" == assert_held(task).task_id
 
 
-def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """A store that answers more slowly than its leases live is one that cannot be reached."""
+def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A store that always answers after the lease expired counts as unreachable."""
 
     @singleton(name="x", lock_ttl=30, on_store_error="raise")
     def task() -> None:
         pytest.fail("must not run")
 
-    store.answering = [lambda: clock.advance(31)] * 2
+    store.on_answer = [lambda: clock.advance(31)] * 2
     assert isinstance(deliver(task).info.retval, StoreUnavailable)
     assert_free(task)
 
@@ -669,14 +684,14 @@ def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: 
 
 @pytest.mark.parametrize("main", [True, False], ids=["main thread", "other thread"])
 def test_lost_before_the_body(singleton: Singleton, store: Store, main: bool) -> None:
-    """Under ``on_lock_lost="raise"`` a lease that is lost before its body has begun keeps it from beginning."""
+    """Under ``on_lock_lost="raise"`` a body whose lease is lost before its start does not start."""
 
     @singleton(name="x", on_lock_lost="raise")
     def task() -> None:
         pytest.fail("must not run")
 
     def lose(sender: Any, lease: Lease, **_: Any) -> None:
-        take(task, lease)
+        lose_to_another(task, lease)
 
     outcomes: list[Any] = []
     signals.lock_acquired.connect(lose, weak=False)
@@ -696,20 +711,20 @@ def test_lost_before_the_body(singleton: Singleton, store: Store, main: bool) ->
     assert "other" == assert_held(task).task_id
 
 
-# -- struck between grant and release ----------------------------------------------------------
+# -- an exception between grant and release ----------------------------------------------------
 
-STRIKES = [SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt]
+INTERRUPTIONS = [SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt]
 
 
-@pytest.mark.parametrize("error", STRIKES)
-def test_struck_with_the_grant(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
-    """An exception that strikes when the store has granted, but before that is known, leaves no lock."""
+@pytest.mark.parametrize("error", INTERRUPTIONS)
+def test_interrupted_after_the_grant(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+    """An exception after the store's grant, before its answer is read, leaves no lock."""
 
     @singleton(name="x")
     def task() -> None:
         pytest.fail("must not run")
 
-    store.answering = [raising(error())]
+    store.on_answer = [raising(error())]
     with suppress(BaseException):
         deliver(task)
     assert 1 == len(store.acquired)
@@ -717,30 +732,30 @@ def test_struck_with_the_grant(singleton: Singleton, store: Store, error: type[B
     assert_free(task)
 
 
-@pytest.mark.parametrize("error", STRIKES)
-def test_struck_in_the_release(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
-    """One that strikes in the release, before the store was told, leaves none either."""
+@pytest.mark.parametrize("error", INTERRUPTIONS)
+def test_interrupted_in_the_release(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+    """An exception in the release, before the call to the store, leaves no lock."""
 
     @singleton(name="x")
     def task() -> None: ...
 
-    store.releasing = [raising(error())]
+    store.on_release = [raising(error())]
     with suppress(BaseException):
         deliver(task)
     assert_free(task)
 
 
-class Strike:
-    """Raises at the n-th bytecode of one module, as an exception of a signal handler can."""
+class Interruption:
+    """Raises SystemExit at the n-th bytecode of one module, as a signal handler can."""
 
     def __init__(self, module: Any, left: int) -> None:
         self._file = module.__file__
         self.left = left
         self.where = ""
 
-    def __enter__(self) -> Strike:
+    def __enter__(self) -> Interruption:
         self._before = sys.gettrace()
-        sys._getframe().f_trace_opcodes = True  # Python 3.12 wants to know before
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 needs it before `settrace`
         sys.settrace(self._call)
         return self
 
@@ -750,7 +765,7 @@ class Strike:
     def _call(self, frame: FrameType, event: str, argument: object) -> Any:
         if frame.f_code.co_filename != self._file:
             return None
-        frame.f_trace = self._step  # Python 3.13 wants it first
+        frame.f_trace = self._step  # Python 3.13 needs it before `f_trace_opcodes`
         frame.f_trace_opcodes = True
         return self._step
 
@@ -764,18 +779,20 @@ class Strike:
         return self._step
 
 
-def struck(strike: Strike, task: Any) -> None:
-    """Deliver a task that is struck."""
-    with strike, suppress(SystemExit):
+def deliver_interrupted(interruption: Interruption, task: Any) -> None:
+    """Deliver a task that is interrupted."""
+    with interruption, suppress(SystemExit):
         deliver(task)
 
 
-@pytest.mark.parametrize("is_released", [True, False])
+@pytest.mark.parametrize("is_reachable", [True, False])
 @pytest.mark.parametrize("on_lock_lost", ["warn", "raise"])
-def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_lost: str, is_released: bool) -> None:
-    """Wherever around the body an exception strikes, no lock is left, and nothing is renewed any more.
+def test_interrupted_anywhere(
+    singleton: Singleton, store: Store, app: Any, on_lock_lost: str, is_reachable: bool
+) -> None:
+    """An exception at any place around the body leaves no lock and no renewal.
 
-    The same where the store cannot be reached at the first release.
+    The same holds where the store is unreachable at the first release.
     """
 
     @singleton(name="x", on_lock_lost=on_lock_lost)
@@ -785,30 +802,30 @@ def test_struck_anywhere(singleton: Singleton, store: Store, app: Any, on_lock_l
     renewer = execution.context_of(app).renewer
     places = 0
     for places in range(1, 10_000):
-        store.releasing = [] if is_released else [raising(StoreUnavailable("away"))]
-        strike = Strike(execution, places)
-        if is_released:
-            struck(strike, task)
-        else:  # CPython may take an error for handled for ever that a tracer strikes in `except`: that thread ends
-            thread = threading.Thread(target=struck, args=(strike, task))
+        store.on_release = [] if is_reachable else [raising(StoreUnavailable("unreachable"))]
+        interruption = Interruption(execution, places)
+        if is_reachable:
+            deliver_interrupted(interruption, task)
+        else:  # CPython may keep an error that a tracer raises in `except` as the handled one, so that thread must end
+            thread = threading.Thread(target=deliver_interrupted, args=(interruption, task))
             thread.start()
             thread.join()
-        store.releasing.clear()
+        store.on_release.clear()
         renewer.renew_due()
-        assert {} == renewer._leases, f"struck at {strike.where}"
-        assert task.lock_holder() is None, f"struck at {strike.where}"
-        if strike.left > 0:
+        assert {} == renewer._leases, f"interrupted at {interruption.where}"
+        assert task.lock_holder() is None, f"interrupted at {interruption.where}"
+        if interruption.left > 0:
             break
     assert 200 < places < 5000
 
 
-def test_ends_that_leave_something_keep_nothing(singleton: Singleton, store: Store) -> None:
-    """However often something is left, Celery keeps one receiver, and no finalizers of it."""
+def test_pending_releases_leave_no_receivers(singleton: Singleton, store: Store) -> None:
+    """Repeated pending releases add no receivers to Celery's signals and no finalizers."""
 
     @singleton(name="x")
     def task(number: int) -> None: ...
 
-    store.away = True
+    store.unreachable = True
 
     def leave(number: int) -> tuple[int, int]:
         deliver(task, number)
@@ -818,7 +835,7 @@ def test_ends_that_leave_something_keep_nothing(singleton: Singleton, store: Sto
 
 
 def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body whose lease nobody could renew does not begin, and its lock is free; the next one's thread is started."""
+    """A body whose renewal thread cannot start does not run, and its lock is released; the next delivery starts the thread."""
     starts: list[Any] = []
 
     def start(target: Any) -> None:
@@ -841,8 +858,8 @@ def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkey
 # -- lock_released -----------------------------------------------------------------------------
 
 
-def test_released_is_told_of_a_release(singleton: Singleton, store: Store) -> None:
-    """A release is told once, after the store has done it."""
+def test_lock_released_is_sent_after_a_release(singleton: Singleton, store: Store) -> None:
+    """`lock_released` is sent once, after the store has released the lock."""
     holders: list[Any] = []
 
     @singleton(name="x")
@@ -859,47 +876,47 @@ def test_released_is_told_of_a_release(singleton: Singleton, store: Store) -> No
     assert [None] == holders
 
 
-def test_released_is_not_told_of_a_lock_that_another_has(singleton: Singleton, store: Store) -> None:
-    """A lease that was lost to another is not released."""
+def test_lock_released_is_not_sent_for_another_holders_lock(singleton: Singleton, store: Store) -> None:
+    """`lock_released` is not sent for a lease that another holder has, and that holder keeps its lock."""
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        take(task, self.lease)
+        lose_to_another(task, self.lease)
 
-    with heard(signals.lock_released) as seen:
+    with recorded(signals.lock_released) as seen:
         assert deliver(task).info is None
     assert [] == seen
     assert "other" == assert_held(task).task_id
 
 
-def test_released_is_not_told_of_a_lease_past_its_deadline(singleton: Singleton, store: Store, clock: Ahead) -> None:
-    """A lease that was lost to an outage is given back where the store still has it, but not reported as released."""
+def test_lock_released_is_not_sent_past_the_deadline(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """A lease that was lost in an outage is released if the store still has it, but `lock_released` is not sent."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> bool:
         clock.advance(31)
         store._records[self.lease.key].expires += 100
-        store.away = True
+        store.unreachable = True
         with suppress(LockLost):
             self.lease.ensure()
-        store.away = False
+        store.unreachable = False
         return self.lease._state.lost
 
-    with heard(signals.lock_released) as seen:
+    with recorded(signals.lock_released) as seen:
         assert deliver(task).retval is True
     assert [] == seen
     assert_free(task)
 
 
-def test_released_is_not_told_when_it_failed(singleton: Singleton, store: Store) -> None:
-    """A lock that could not be given back has not been released: the store's error is told instead."""
+def test_lock_released_is_not_sent_for_a_failed_release(singleton: Singleton, store: Store) -> None:
+    """A failed release sends `store_error` instead of `lock_released`."""
 
     @singleton(name="x")
     def task() -> str:
-        store.away = True
+        store.unreachable = True
         return "ran"
 
-    with heard(signals.lock_released, signals.store_error) as seen:
+    with recorded(signals.lock_released, signals.store_error) as seen:
         assert "ran" == deliver(task).retval
     assert ["store_error"] == seen
 
@@ -908,36 +925,36 @@ def test_released_is_not_told_when_it_failed(singleton: Singleton, store: Store)
 
 
 def test_skip_whose_event_cannot_be_sent(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A skip stays a skip, and counts once for its chord, though the event that tells of it cannot be sent."""
-    parts: list[str] = []
-    tried: list[str] = []
+    """A skip whose event cannot be sent stays a skip and counts once for its chord."""
+    chord_parts: list[str] = []
+    attempts: list[str] = []
 
     def count(request: Any, state: str, result: Any, **_: Any) -> None:
-        parts.append(state)
+        chord_parts.append(state)
 
-    def away(kind: str, **_: Any) -> None:
-        tried.append(kind)
-        raise OperationalError("broker is away")
+    def fail(kind: str, **_: Any) -> None:
+        attempts.append(kind)
+        raise OperationalError("broker is unreachable")
 
     @singleton(name="x")
     def task() -> None: ...
 
     monkeypatch.setattr(app.backend, "on_chord_part_return", count)
-    monkeypatch.setattr(task, "send_event", away)
+    monkeypatch.setattr(task, "send_event", fail)
     properties = {"singleton": Delivery(events=True)}
     with hold(task):
         outcome = deliver(task, task_id="part", properties=properties, chord={"task": "body"}, ignore_result=False)
     assert "IGNORED" == outcome.info.state
-    assert ["task-singleton-skipped"] == tried
-    assert ["SUCCESS"] == parts
+    assert ["task-singleton-skipped"] == attempts
+    assert ["SUCCESS"] == chord_parts
     assert "SUCCESS" == app.AsyncResult("part").state
 
 
 # -- a body that forks -------------------------------------------------------------------------
 
 
-def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_server: RedisServer) -> None:
-    """A child of the body that ends the way its parent would frees nothing, and its `ensure` says that it owns nothing."""
+def test_forked_process_owns_nothing(make_app: MakeApp, redis_server: RedisServer) -> None:
+    """A process that the body forks does not release the lock, and `ensure` raises LockLost in it."""
     app = make_app(singleton_lock_url=redis_server.url(), singleton_lock_prefix="fork")
     parent = os.getpid()
     code = 9
@@ -947,7 +964,7 @@ def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_serv
         nonlocal code
         child = os.fork()
         if not child:
-            self.lease._state.deadline = 0.0  # nobody renews in a child
+            self.lease._state.deadline = 0.0  # no thread renews in the forked process
             with suppress(LockLost):
                 self.lease.ensure()
                 return None
@@ -955,7 +972,7 @@ def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_serv
             raise SystemExit
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         self.lease._state.deadline = 0.0
-        self.lease.ensure()  # over the connection that the child has not touched
+        self.lease.ensure()  # over the parent's connection, which the child has not used
         return status, self.lock_holder().task_id
 
     try:
@@ -969,44 +986,44 @@ def test_process_that_the_body_forked_owns_nothing(make_app: MakeApp, redis_serv
 
 # -- a message that cannot be published again --------------------------------------------------
 
-#: Why a task may have to be published again, and what it fails with where that cannot be done.
-WAYS = [({"on_duplicate": "retry"}, DuplicateTask), ({"on_store_error": "retry"}, StoreUnavailable)]
+#: Options under which a task is published again, and the error where that fails.
+REPUBLISH_REASONS = [({"on_duplicate": "retry"}, DuplicateTask), ({"on_store_error": "retry"}, StoreUnavailable)]
 
 
-def wanting(task: Any, store: Store, *args: Any) -> Any:
-    """Deliver to a task that cannot have its lock now."""
+def deliver_without_lock(task: Any, store: Store, *args: Any) -> Any:
+    """Deliver a task that cannot acquire its lock now."""
     if task.on_duplicate:
         with hold(task, *args):
             return deliver(task, *args)
-    store.answering = [raising(StoreUnavailable("away"))]
+    store.on_answer = [raising(StoreUnavailable("unreachable"))]
     outcome = deliver(task, *args)
     renew_due(task)
     return outcome
 
 
-@pytest.mark.parametrize(("options", "error"), WAYS)
+@pytest.mark.parametrize(("options", "error"), REPUBLISH_REASONS)
 def test_message_that_can_never_be_published(
     singleton: Singleton, store: Store, options: Any, error: type[Exception]
 ) -> None:
-    """One that cannot be written at all fails: put back into its queue it would return for ever."""
+    """A message that cannot be serialized fails its task; back in its queue it would return for ever."""
 
     @singleton(name="x", acks_late=True, unique_on=[], **options)
     def task(thing: object) -> None:
         pytest.fail("must not run")
 
-    outcome = wanting(task, store, object())
+    outcome = deliver_without_lock(task, store, object())
     assert "FAILURE" == outcome.info.state
     assert isinstance(outcome.info.retval, error)
     assert isinstance(outcome.info.retval.__cause__, EncodeError)
     assert_free(task, 1)
 
 
-@pytest.mark.parametrize(("options", "error"), WAYS)
+@pytest.mark.parametrize(("options", "error"), REPUBLISH_REASONS)
 @pytest.mark.parametrize("late", [True, False])
-def test_broker_that_is_away(
+def test_unreachable_broker(
     singleton: Singleton, store: Store, app: Any, options: Any, error: type[Exception], late: bool
 ) -> None:
-    """Late acknowledged, a message that the broker does not take goes back into its queue; else the task fails."""
+    """A message that cannot be published is requeued under ``acks_late``; otherwise the task fails."""
     app.conf.update(
         broker_url=f"redis://127.0.0.1:{free_port()}/0",
         broker_transport_options={"max_retries": 0},
@@ -1017,7 +1034,7 @@ def test_broker_that_is_away(
     def task() -> None:
         pytest.fail("must not run")
 
-    outcome = wanting(task, store)
+    outcome = deliver_without_lock(task, store)
     if late:
         assert "REJECTED" == outcome.info.state
         assert isinstance(outcome.info.retval, Reject)
@@ -1034,7 +1051,7 @@ def test_broker_that_is_away(
 
 @pytest.mark.parametrize("name", ["delay", "max_delay"])
 @pytest.mark.parametrize("value", [0, 0.0, 0.001, float("inf"), 1e12])
-def test_delays_are_real(name: str, value: float) -> None:
-    """A delay of nothing would keep the broker busy, and one without end no broker can express: both are refused."""
+def test_delays_are_bounded(name: str, value: float) -> None:
+    """RetryLater refuses a delay near zero, which would keep the broker busy, and one that no broker can express."""
     with pytest.raises(ConfigurationError, match=f"RetryLater: {name}="):
         RetryLater(**{name: value})

@@ -1,4 +1,4 @@
-"""Renewal, with a clock that stands still until the test moves it, and a store that does as the test says."""
+"""Renewal, with a clock that only the test moves and a store whose faults the test chooses."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ TTL = 12.0
 
 
 class Store(MemoryStore):
-    """A store in memory that notes its calls, takes time, and can be away."""
+    """A store in memory that records its calls, whose calls take time, and that can be unreachable."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.clock = clock
-        self.away: Exception | None = None
-        self.renewals: list[tuple[float, int, float]] = []  # when, how many, allowed time
+        self.failure: Exception | None = None
+        self.renewals: list[tuple[float, int, float]] = []  # time, number of leases, timeout
         self.acquired: list[str] = []
         self.released: list[tuple[float, str]] = []
-        self.takes_to_release = 0.0
-        self.takes: Callable[[float], float] = lambda allowed: 0.0
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.release_takes = 0.0
+        self.renewal_takes: Callable[[float], float] = lambda allowed: 0.0
+        self.during_renewal: Callable[[], object] = lambda: None
 
-    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         assert timeout is not None
-        self.renewals.append((self.clock(), len(claims), timeout))
-        answers = [] if self.away else super().renew(claims, timeout)
-        self.meanwhile()
-        self.clock.advance(self.takes(timeout))
-        if self.away:
-            raise self.away
+        self.renewals.append((self.clock(), len(leases), timeout))
+        answers = [] if self.failure else super().renew(leases, timeout)
+        self.during_renewal()
+        self.clock.advance(self.renewal_takes(timeout))
+        if self.failure:
+            raise self.failure
         return answers
 
-    def acquire(self, claim: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        self.acquired.append(claim.token)
-        if self.away:
-            raise self.away
-        return super().acquire(claim, timeout)
+    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+        self.acquired.append(wanted.token)
+        if self.failure:
+            raise self.failure
+        return super().acquire(wanted, timeout)
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        self.released.append((self.clock(), claim.token))
-        self.clock.advance(min(self.takes_to_release, timeout or math.inf))
-        if self.away:
-            raise self.away
-        return super().release(claim, success)
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+        self.released.append((self.clock(), wanted.token))
+        self.clock.advance(min(self.release_takes, timeout or math.inf))
+        if self.failure:
+            raise self.failure
+        return super().release(wanted, success)
 
     def lose(self) -> None:
-        """Forget all, as a store without persistence that was restarted."""
+        """Delete every lease, as a restart without persistence does."""
         self._records.clear()
 
 
 class Events:
-    """Notes what is reported."""
+    """Records the reported events."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ class Events:
         self._report("unreachable", lease)
 
     def of(self, what: str) -> list[str]:
-        return [token for said, token in self.reported if said == what]
+        return [token for event, token in self.reported if event == what]
 
 
 class Quiet(BackgroundLoop):
@@ -102,11 +102,11 @@ class Quiet(BackgroundLoop):
 
 
 def ignore(error: BaseException) -> None:
-    """Report nothing."""
+    """Ignore the error."""
 
 
 class Held(LeaseState):
-    """A lease, with what its body sees of it."""
+    """A lease state with the attributes that its body sees."""
 
     @property
     def key(self) -> str:
@@ -121,18 +121,18 @@ class Held(LeaseState):
 
 
 def end(renewer: Renewer[LeaseState], lease: LeaseState) -> None:
-    """End a lease's body."""
+    """End the body of a lease."""
     lease.ended = True
     renewer.remove(lease)
 
 
 def release_later(renewer: Renewer[LeaseState], request: LeaseRequest, success: bool | None = None) -> None:
-    """Leave a release pending: of a body that ended so, or None: of an acquire without an answer."""
+    """Add a pending release for a body that ended with ``success``; None stands for an acquire without an answer."""
     renewer.release_later(PendingRelease(request, bool(success), bool(success)), unanswered=success is None)
 
 
 class Fired:
-    """Counts how often a body would have been interrupted."""
+    """Counts the interruptions of a body."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -165,21 +165,21 @@ def handler(store: Store, events: Any, clock: Clock) -> BodyRenewal:
 
 @pytest.fixture
 def renewer(store: Store, handler: BodyRenewal, clock: Clock) -> Renewer[LeaseState]:
-    made = Renewer(store, handler, ignore, clock)
-    made._loop = Quiet(made.renew_due, ignore, clock)
-    return made
+    renewer = Renewer(store, handler, ignore, clock)
+    renewer._loop = Quiet(renewer.renew_due, ignore, clock)
+    return renewer
 
 
 @pytest.fixture
 def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: Store, clock: Clock) -> Callable[..., Held]:
-    """Makes leases that are held and renewed."""
+    """Return a function that acquires a lease and adds it to the renewer."""
 
     def make(token: str = "t", ttl: float = TTL, supervised: bool = False) -> Held:
-        claim = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
-        verdict = store.acquire(claim)
-        assert verdict.status is AcquireStatus.GRANTED
-        lease = Held(claim)
-        lease.granted(clock(), verdict.fence, handler.verify)
+        request = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
+        result = store.acquire(request)
+        assert result.status is AcquireStatus.GRANTED
+        lease = Held(request)
+        lease.granted(clock(), result.fence, handler.verify)
         lease.interrupt = Fired()
         renewer.add(lease)
         return lease
@@ -188,7 +188,7 @@ def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: Store, clock
 
 
 def go_on(renewer: Renewer[LeaseState], clock: Clock, until: float) -> None:
-    """Let the thread's work be done, whenever it is due, up to that time."""
+    """Do the work of the renewal thread, whenever it is due, up to this time."""
     while True:
         at = max(renewer.renew_due(), clock())
         if at > until:
@@ -200,7 +200,7 @@ def go_on(renewer: Renewer[LeaseState], clock: Clock, until: float) -> None:
 def test_renewed_each_third_of_the_ttl(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A lease is renewed each third of its TTL, and so lives as long as its work."""
+    """The renewer renews a lease each third of its TTL, so the lease lives as long as its work."""
     lease = held()
     go_on(renewer, clock, clock() + 100 * TTL)
     times = [when for when, _, _ in store.renewals]
@@ -209,15 +209,15 @@ def test_renewed_each_third_of_the_ttl(
     assert {"renewed"} == {what for what, _ in events.reported}
 
 
-def test_nothing_is_asked_before_it_is_due(renewer: Renewer[LeaseState], store: Store, held: Any, clock: Clock) -> None:
-    """A sweep that finds nothing due calls nobody, and says when to come back."""
+def test_no_renewal_before_it_is_due(renewer: Renewer[LeaseState], store: Store, held: Any, clock: Clock) -> None:
+    """A sweep that finds nothing due does not call the store, and returns the time of the next one."""
     lease = held()
     assert lease.due == renewer.renew_due()
     assert [] == store.renewals
 
 
 def test_idle_without_leases(renewer: Renewer[LeaseState], clock: Clock, held: Any) -> None:
-    """Without leases, or once the last plan has passed, the thread sleeps until it is woken."""
+    """Without leases the thread sleeps until it is woken, also after the last planned renewal has passed."""
     assert math.inf == renewer.renew_due()
     lease = held()
     end(renewer, lease)
@@ -226,7 +226,7 @@ def test_idle_without_leases(renewer: Renewer[LeaseState], clock: Clock, held: A
 
 
 def test_due_together_one_call_per_hundred(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
-    """Leases due together, or nearly so, are renewed by one call for up to 100 of them."""
+    """One call renews up to 100 leases that are due at about the same time."""
     for number in range(230):
         held(str(number))
         clock.advance(0.001)
@@ -236,7 +236,7 @@ def test_due_together_one_call_per_hundred(renewer: Renewer[LeaseState], store: 
 
 
 def test_call_may_take_a_sixth_of_the_ttl(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
-    """A renewal is given a sixth of the shortest TTL, and never more than is left."""
+    """The timeout of a renewal is at most a sixth of the shortest TTL, also past the deadline."""
     held("a", ttl=60.0)
     held("b", ttl=TTL)
     clock.advance(TTL)
@@ -245,14 +245,14 @@ def test_call_may_take_a_sixth_of_the_ttl(renewer: Renewer[LeaseState], store: S
     assert all(allowed <= TTL / 6 for _, _, allowed in store.renewals)
 
 
-def test_two_more_tries_fit(
+def test_two_retries_fit_before_the_deadline(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A renewal that fails, each time after all the time it may take, is tried at least twice more before the deadline."""
+    """A renewal that fails at its full timeout is repeated at least twice before the deadline."""
     lease = held()
     granted = clock()
-    store.away = StoreUnavailable("away")
-    store.takes = lambda allowed: allowed
+    store.failure = StoreUnavailable("unreachable")
+    store.renewal_takes = lambda allowed: allowed
     go_on(renewer, clock, granted + 2 * TTL)
     before_deadline = [when for when, _, _ in store.renewals if when < granted + TTL]
     assert len(before_deadline) >= 3
@@ -260,45 +260,45 @@ def test_two_more_tries_fit(
     assert not lease.held
 
 
-def test_third_try_saves_the_lease(
+def test_third_renewal_saves_the_lease(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Where the third try succeeds nothing was lost, and the outage is told once."""
+    """A lease whose third renewal succeeds is not lost, and the outage is reported once."""
     lease = held()
     granted = clock()
-    store.away = StoreUnavailable("away")
-    store.takes = lambda allowed: allowed
+    store.failure = StoreUnavailable("unreachable")
+    store.renewal_takes = lambda allowed: allowed
     go_on(renewer, clock, granted + TTL * 0.75 - 0.01)
     assert len(store.renewals) == 2
-    store.away, store.takes = None, lambda allowed: 0.0
+    store.failure, store.renewal_takes = None, lambda allowed: 0.0
     go_on(renewer, clock, granted + 3 * TTL)
     assert lease.held
     assert [] == events.of("lost")
     assert ["t"] == events.of("unreachable")
 
 
-def test_try_that_was_kept_from_running(
+def test_starved_renewal_is_repeated(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Where the main process renews too, a last try whose thread could not run is repeated; a proper failure is a loss."""
+    """Where the main process renews too, a last renewal whose thread was starved is repeated; a failure in time is a loss."""
     lease = held(supervised=True)
     clock.advance(TTL)
-    store.away, store.takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
+    store.failure, store.renewal_takes = StoreUnavailable("late"), lambda allowed: 0.7 * TTL
     renewer.renew_due()
     assert [] == events.of("lost")
     assert lease.due <= clock() + TTL / 12
     clock.advance(TTL / 12)
-    store.takes = lambda allowed: allowed
+    store.renewal_takes = lambda allowed: allowed
     renewer.renew_due()
     assert ["t"] == events.of("lost")
 
 
-def test_tries_that_are_always_late(
+def test_renewals_that_are_always_late(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Tries that are late for whatever reason put off the news of a loss by no more than a TTL and the last of them."""
+    """Late renewals postpone the report of a loss by at most a TTL and the last renewal, whatever delays them."""
     lease = held(supervised=True)
-    store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
+    store.failure, store.renewal_takes = StoreUnavailable("the name is not resolved"), lambda allowed: TTL / 2
     while not lease.lost:
         clock.advance(max(0.0, lease.due - clock()))
         renewer.renew_due()
@@ -306,28 +306,28 @@ def test_tries_that_are_always_late(
     assert ["t"] == events.of("lost")
 
 
-def test_late_try_where_nobody_else_renews(
+def test_late_renewal_without_a_supervisor(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Nobody else has kept the lease: whatever a failed try past the deadline was late for, it is lost."""
+    """Without a supervisor a renewal that fails past the deadline loses the lease, whatever delayed it."""
     held()
     clock.advance(TTL)
-    store.away, store.takes = StoreUnavailable("the name is not resolved"), lambda allowed: 0.7 * TTL
+    store.failure, store.renewal_takes = StoreUnavailable("the name is not resolved"), lambda allowed: 0.7 * TTL
     renewer.renew_due()
     assert ["t"] == events.of("lost")
 
 
-def test_each_outage_is_told_once(
+def test_each_outage_is_reported_once(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Two outages are told as two, however many tries and leases each had."""
+    """Each outage is reported once, however many renewals failed and however many leases are held."""
     for token in "abc":
         held(token)
     for _ in range(2):
         clock.advance(TTL / 3)
-        store.away = StoreUnavailable("away")
+        store.failure = StoreUnavailable("unreachable")
         go_on(renewer, clock, clock() + TTL / 3)
-        store.away = None
+        store.failure = None
         go_on(renewer, clock, clock() + TTL / 3)
     assert 2 == len(events.of("unreachable"))
     assert [] == events.of("lost")
@@ -336,11 +336,11 @@ def test_each_outage_is_told_once(
 def test_deadline_counts_from_before_sending(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
 ) -> None:
-    """The deadline is the time before the last successful call was sent, plus TTL: a slow reply does not move it."""
+    """The deadline is one TTL after the last successful call was sent; a slow reply does not move it."""
     lease = held()
     clock.advance(TTL / 3)
     sent = clock()
-    store.takes = lambda allowed: 1.5
+    store.renewal_takes = lambda allowed: 1.5
     renewer.renew_due()
     assert sent + TTL == lease.deadline
     assert sent + TTL / 3 == lease.due
@@ -351,18 +351,18 @@ def test_failed_call_moves_no_deadline(renewer: Renewer[LeaseState], store: Stor
     lease = held()
     deadline = lease.deadline
     clock.advance(TTL / 3)
-    store.away = StoreUnavailable("away")
+    store.failure = StoreUnavailable("unreachable")
     renewer.renew_due()
     assert deadline == lease.deadline
 
 
 def test_lost_once(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events) -> None:
-    """A lease whose deadline passed is lost once: told once, interrupted once, and not held for good."""
+    """A lease past its deadline is lost for good: the loss is reported once and the body is interrupted once."""
     lease = held()
-    store.away = StoreUnavailable("away")
+    store.failure = StoreUnavailable("unreachable")
     go_on(renewer, clock, clock() + 5 * TTL)
     assert not lease.held
-    store.away = None
+    store.failure = None
     go_on(renewer, clock, clock() + 5 * TTL)
     assert ["t"] == events.of("lost")
     assert 1 == lease.interrupt.times
@@ -371,21 +371,26 @@ def test_lost_once(renewer: Renewer[LeaseState], store: Store, clock: Clock, hel
         lease.ensure()
 
 
-def test_refusal_is_as_an_outage(
+def test_refusal_counts_as_an_outage(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A store that refuses renewals costs the lease after its deadline, not before."""
+    """A lease whose renewals the store refuses is lost after its deadline, not before."""
     lease = held()
     granted = clock()
-    store.away = StoreError("no permission")
+    store.failure = StoreError("no permission")
     go_on(renewer, clock, granted + TTL * 0.99)
     assert lease.held
     go_on(renewer, clock, granted + TTL * 1.1)
     assert ["t"] == events.of("lost")
 
 
-def test_taken_by_another(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events) -> None:
-    """Another holder's token is there: lost at once, and left alone; once that is over it is taken again, so that others wait."""
+def test_lease_that_another_holder_has(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+) -> None:
+    """A lease that another holder has is lost at once, and the renewer does not touch the other holder's lock.
+
+    Once that lock is released, the renewer reacquires it, so that others wait for the body.
+    """
     lease = held()
     store.lose()
     other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
@@ -411,8 +416,10 @@ def test_taken_by_another(renewer: Renewer[LeaseState], store: Store, clock: Clo
     assert store.holder(other.lock) is None
 
 
-def test_patience_beside_a_lost_lease(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
-    """The deadline that a lost lease once had does not shorten the calls of others."""
+def test_lost_lease_does_not_shorten_the_timeout_of_others(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+) -> None:
+    """The deadline of a lost lease does not shorten the timeout of other renewals."""
     held("lost")
     store.lose()
     store.acquire(LeaseRequest("b:{x}", "digest-lost", "other", 600.0, "other"))
@@ -424,10 +431,10 @@ def test_patience_beside_a_lost_lease(renewer: Renewer[LeaseState], store: Store
     assert {TTL / 6} == {allowed for _, _, allowed in store.renewals}
 
 
-def test_gone_is_taken_again(
+def test_missing_lease_is_reacquired(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """The store lost the lease, nobody else has it, the deadline lies ahead: it is taken again and was never lost."""
+    """The renewer reacquires a missing lease before its deadline if no other holder has it; that lease is not lost."""
     lease = held()
     store.lose()
     clock.advance(TTL / 3)
@@ -440,14 +447,14 @@ def test_gone_is_taken_again(
     assert lease.held
 
 
-def test_gone_and_taken_by_another_in_between(
+def test_missing_lease_that_another_acquires_before_the_reacquire(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Gone at renewal, but another's when it is to be taken again: lost, and the other keeps it."""
+    """A missing lease that another holder acquires before the reacquire is lost, and the other holder keeps it."""
     lease = held()
     store.lose()
     other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
-    store.meanwhile = lambda: MemoryStore.acquire(store, other)
+    store.during_renewal = lambda: MemoryStore.acquire(store, other)
     clock.advance(TTL / 3)
     renewer.renew_due()
     assert [("lost", "t")] == events.reported
@@ -457,14 +464,17 @@ def test_gone_and_taken_by_another_in_between(
     assert "other" == holder.task_id
 
 
-@pytest.mark.parametrize("why", ["another came and went", "the deadline had passed"])
-def test_gone_and_lost(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, why: str
+@pytest.mark.parametrize("cause", ["another acquired and released it", "the deadline had passed"])
+def test_missing_lease_that_is_lost(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, cause: str
 ) -> None:
-    """Whoever was not alone meanwhile, or is late, has lost the lease, once; it is taken again, to keep others out."""
+    """A missing lease is lost, once, if another holder had it meanwhile or its deadline has passed.
+
+    The renewer still reacquires it, to keep others out.
+    """
     lease = held()
     store.lose()
-    if why == "another came and went":
+    if cause == "another acquired and released it":
         clock.advance(TTL / 3)
         other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
         store.acquire(other)
@@ -484,7 +494,7 @@ def test_gone_and_lost(
 def test_woken_late_but_still_the_owner(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A process that was stopped past its deadline, but whose lease the store still has, has not lost it."""
+    """A process that was stopped past its deadline keeps a lease that the store still has."""
     lease = held()
     store._records[lease.key].expires += 10 * TTL  # another process renewed it meanwhile
     clock.advance(3 * TTL)
@@ -494,10 +504,10 @@ def test_woken_late_but_still_the_owner(
     assert [] == events.of("lost")
 
 
-def test_freed_by_an_operator(
+def test_revoked_by_an_operator(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A lock that an operator took is lost at the next renewal, and not taken again."""
+    """A lock that an operator revoked is lost at the next renewal and is not reacquired."""
     lease = held()
     store.revoke(lease.request.base, lease.key)
     clock.advance(TTL / 3)
@@ -509,7 +519,7 @@ def test_freed_by_an_operator(
 def test_released_is_not_renewed(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A lease whose body is over is renewed no more."""
+    """A lease whose body has ended is not renewed."""
     lease = held()
     end(renewer, lease)
     go_on(renewer, clock, clock() + 5 * TTL)
@@ -521,22 +531,22 @@ def test_released_is_not_renewed(
 def test_released_while_a_renewal_is_in_flight(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, answer: RenewResult
 ) -> None:
-    """A lease that is released while its renewal is on the way is neither taken again nor reported, whatever the answer."""
+    """A lease that is released during its renewal is neither reacquired nor reported, whatever the store answers."""
     lease = held()
     store.acquired.clear()
     renew = store.renew
 
-    def answered(claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        renew(claims, timeout)
+    def renew_then_answer(leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+        renew(leases, timeout)
         return [answer]
 
-    store.renew = answered  # type: ignore[method-assign]
+    store.renew = renew_then_answer  # type: ignore[method-assign]
 
     def release() -> None:
         end(renewer, lease)
         store.release(lease.request, success=True)
 
-    store.meanwhile = release
+    store.during_renewal = release
     clock.advance(TTL / 3)
     renewer.renew_due()
     assert [] == events.reported
@@ -548,11 +558,11 @@ def test_released_while_a_renewal_is_in_flight(
 def test_released_while_an_outage_is_found(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A lease that is released while its renewal fails past the deadline was not lost."""
+    """A lease that is released while its renewal fails past the deadline is not lost."""
     lease = held()
     clock.advance(TTL + 1)
-    store.away = StoreUnavailable("away")
-    store.meanwhile = lambda: end(renewer, lease)
+    store.failure = StoreUnavailable("unreachable")
+    store.during_renewal = lambda: end(renewer, lease)
     renewer.renew_due()
     assert [] == events.of("lost")
     assert 0 == lease.interrupt.times
@@ -561,20 +571,22 @@ def test_released_while_an_outage_is_found(
 def test_body_that_ends_while_its_lease_is_reacquired(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """A release that overtakes a call to reacquire is repeated after that call, so no lock is left."""
+    """The renewer repeats a release that overtook a call to reacquire, so no lock is left."""
     lease = held()
     store.lose()
     clock.advance(TTL / 3)
     reacquire = store.reacquire
 
-    def overtaken(request: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+    def release_then_reacquire(
+        request: LeaseRequest, fence: int, timeout: float | None = None
+    ) -> tuple[RenewResult, bool]:
         assert lease.reacquired
         end(renewer, lease)
         store.release(request, success=True)
         release_later(renewer, request, success=True)
         return reacquire(request, fence, timeout)
 
-    store.reacquire = overtaken  # type: ignore[method-assign]
+    store.reacquire = release_then_reacquire  # type: ignore[method-assign]
     renewer.renew_due()
     assert store.holder(lease.key) is None
     assert [] == events.of("reacquired")
@@ -594,80 +606,79 @@ def test_body_that_ended_before_its_lease_is_reacquired(
 def test_many_leases_in_an_outage(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """Several batches, and a store that lets each call wait to its end until three quarters of the TTL: nothing is lost."""
+    """No lease of several batches is lost where each call times out until three quarters of the TTL have passed."""
     leases = [held(str(number)) for number in range(250)]
     granted = clock()
-    store.away = StoreUnavailable("away")
-    store.takes = lambda allowed: allowed
+    store.failure = StoreUnavailable("unreachable")
+    store.renewal_takes = lambda allowed: allowed
     go_on(renewer, clock, granted + TTL * 0.75)
-    store.away, store.takes = None, lambda allowed: 0.0
+    store.failure, store.renewal_takes = None, lambda allowed: 0.0
     go_on(renewer, clock, granted + 2 * TTL)
     assert [] == events.of("lost")
     assert all(lease.held for lease in leases)
 
 
-# -- ensure ------------------------------------------------------------------------------------
+# -- pending releases --------------------------------------------------------------------------
 
 
-# -- claims that were never answered -----------------------------------------------------------
-
-
-def doubtful(token: str = "d") -> LeaseRequest:
+def unanswered(token: str = "d") -> LeaseRequest:
     return LeaseRequest("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
 
 
-def test_doubt_is_given_back(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
-    """What a call got whose answer was lost is released at once, and nothing is asked for ever after."""
-    claim = doubtful()
-    store.acquire(claim)
-    release_later(renewer, claim)
+def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+    """The renewer releases the lock of a request whose answer was lost at once, and stops after a second release."""
+    request = unanswered()
+    store.acquire(request)
+    release_later(renewer, request)
     renewer.renew_due()
-    assert store.holder(claim.lock) is None
+    assert store.holder(request.lock) is None
     go_on(renewer, clock, clock() + 10 * TTL)
     assert 2 == len(store.released)
     assert math.inf == renewer.renew_due()
 
 
-def test_doubt_is_given_back_when_the_store_is_there_again(
+def test_unanswered_request_is_released_again_after_an_outage(
     renewer: Renewer[LeaseState], store: Store, clock: Clock
 ) -> None:
-    """A store that was stopped may do what it was asked after it has done the first release: there is a second."""
-    claims = [doubtful(str(number)) for number in range(3)]
-    store.away = StoreUnavailable("stopped")
-    for claim in claims:
-        release_later(renewer, claim)
+    """The renewer releases twice, because a stopped store may execute the acquire after the first release."""
+    requests = [unanswered(str(number)) for number in range(3)]
+    store.failure = StoreUnavailable("stopped")
+    for request in requests:
+        release_later(renewer, request)
     go_on(renewer, clock, clock() + 3 * TTL)
-    assert 3 * 12 + 1 >= len(store.released), "one try at a time is enough"
-    store.away = None
+    assert 3 * 12 + 1 >= len(store.released), "one pending release at a time is tried"
+    store.failure = None
     clock.advance(TTL / 12)
     renewer.renew_due()
-    for claim in claims:
-        store.acquire(claim)  # done late
+    for request in requests:
+        store.acquire(request)  # executed late
     go_on(renewer, clock, clock() + TTL / 12 + 0.1)
-    assert [None] * 3 == [store.holder(claim.lock) for claim in claims]
+    assert [None] * 3 == [store.holder(request.lock) for request in requests]
     assert math.inf == renewer.renew_due()
 
 
-def test_doubts_do_not_hold_up_leases(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
-    """Leases are renewed as ever while something is in doubt."""
+def test_pending_releases_do_not_delay_renewals(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+) -> None:
+    """Leases are renewed on time while a release is pending."""
     held()
-    release_later(renewer, doubtful())
-    store.away = StoreError("refused: no permission to release")
+    release_later(renewer, unanswered())
+    store.failure = StoreError("refused: no permission to release")
     renewer.renew_due()
-    store.away = None
+    store.failure = None
     begin = clock()
     go_on(renewer, clock, clock() + 10 * TTL)
     assert 30 == len([when for when, _, _ in store.renewals if when > begin])
 
 
-def test_leases_go_before_doubts(
+def test_renewals_come_before_pending_releases(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """However many claims are given back after an outage, and however slowly the store answers, no lease is renewed late."""
+    """Releases after an outage do not delay a renewal, however many they are and however slowly the store answers."""
     held()
-    store.takes_to_release = TTL / 20
+    store.release_takes = TTL / 20
     for number in range(500):
-        release_later(renewer, doubtful(str(number)))
+        release_later(renewer, unanswered(str(number)))
     begin = clock()
     go_on(renewer, clock, begin + 20 * TTL)
     times = [begin, *(when for when, _, _ in store.renewals)]
@@ -676,14 +687,14 @@ def test_leases_go_before_doubts(
 
 
 @pytest.mark.parametrize(("ttl", "other"), [(6.0, 6.0), (1.0, 1.0), (1.0, 30.0), (3.0, 30.0), (30.0, 3600.0)])
-def test_doubts_leave_time_for_two_more_tries(
+def test_pending_releases_leave_time_for_two_retries(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, ttl: float, other: float
 ) -> None:
-    """A store that is away for claims in doubt is away for leases: two more tries to renew still fit before the deadline."""
+    """Two more renewals fit before the deadline while the store is unreachable and releases are pending."""
     lease = held(ttl=ttl)
-    store.away = StoreUnavailable("away")
-    store.takes = lambda allowed: allowed
-    store.takes_to_release = 1.0
+    store.failure = StoreUnavailable("unreachable")
+    store.renewal_takes = lambda allowed: allowed
+    store.release_takes = 1.0
     for number in range(3):
         release_later(renewer, LeaseRequest("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
     clock.time = lease.due
@@ -691,36 +702,36 @@ def test_doubts_leave_time_for_two_more_tries(
     assert 3 <= len([when for when, _, _ in store.renewals if when < lease.deadline])
 
 
-def test_doubt_of_a_long_lease(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
-    """However long a lease would live, what is in doubt is given back soon after the store's return."""
-    claim = LeaseRequest("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
-    store.acquire(claim)
-    store.away = StoreUnavailable("away")
-    release_later(renewer, claim)
+def test_pending_release_of_a_long_lease(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+    """An unanswered request is released within 3 s of the store's return, however long its TTL is."""
+    request = LeaseRequest("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
+    store.acquire(request)
+    store.failure = StoreUnavailable("unreachable")
+    release_later(renewer, request)
     again = renewer.renew_due()
     assert clock() < again <= clock() + 3
-    store.away, clock.time = None, again
+    store.failure, clock.time = None, again
     renewer.renew_due()
-    assert store.holder(claim.lock) is None
+    assert store.holder(request.lock) is None
 
 
 @pytest.mark.parametrize("ttl", [30.0, 600.0, 3600.0])
-@pytest.mark.parametrize("begun", ["before the outage", "after the outage"])
-def test_left_lease_does_not_wait_for_renewals(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, ttl: float, begun: str
+@pytest.mark.parametrize("other_starts", ["before the outage", "after the outage"])
+def test_pending_release_does_not_wait_for_renewals(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, ttl: float, other_starts: str
 ) -> None:
-    """What could not be released is released soon after the store's return, whenever the next renewal is due."""
+    """A pending release is done within 3 s of the store's return, whenever the next renewal is due."""
     left = held(ttl=ttl)
-    if begun == "before the outage":
+    if other_starts == "before the outage":
         held("other", ttl)
     clock.time = left.due
-    store.away = StoreUnavailable("away")
+    store.failure = StoreUnavailable("unreachable")
     renewer.renew_due()  # a renewal that fails
     end(renewer, left)
     release_later(renewer, left.request, success=True)
     again = renewer.renew_due()
-    store.away = None
-    if begun == "after the outage":
+    store.failure = None
+    if other_starts == "after the outage":
         held("other", ttl)
     assert clock() < again <= clock() + 3
     clock.time = again
@@ -728,16 +739,18 @@ def test_left_lease_does_not_wait_for_renewals(
     assert store.holder(left.key) is None
 
 
-def test_left_lease_beside_short_ones(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
-    """What could not be released does not wait for a renewal that leases of short tasks never come to."""
+def test_pending_release_while_short_leases_come_and_go(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+) -> None:
+    """A pending release does not wait for a renewal, which the leases of short tasks never need."""
     left, other = held("left", 3600.0), held("other", 6.0)
     clock.time = other.due
-    store.away = StoreUnavailable("away")
+    store.failure = StoreUnavailable("unreachable")
     renewer.renew_due()  # a renewal that fails
     for lease in (left, other):
         end(renewer, lease)
         release_later(renewer, lease.request, success=True)
-    store.away = None
+    store.failure = None
     for number in range(8):
         short = held(f"short {number}", 6.0)
         go_on(renewer, clock, clock() + 0.5)
@@ -745,53 +758,55 @@ def test_left_lease_beside_short_ones(renewer: Renewer[LeaseState], store: Store
     assert store.holder(left.key) is None
 
 
-def test_store_that_refuses_is_told_once(
+def test_refusing_store_is_reported_once(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """However much could be neither renewed nor given back meanwhile."""
+    """A store that refuses every call is reported once, however many renewals and releases fail."""
     held(ttl=60.0)
-    store.away = StoreError("refused")
+    store.failure = StoreError("refused")
     for number in range(5):
-        release_later(renewer, doubtful(str(number)))
+        release_later(renewer, unanswered(str(number)))
         go_on(renewer, clock, clock() + 10)
     assert 1 == len(events.of("unreachable"))
 
 
-def test_leases_are_kept_in_mind_beside_doubts(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
-    """A long outage with many claims leaves room for leases whose bodies end in it."""
-    left = doubtful("left")
+def test_released_bodies_have_room_among_unanswered_requests(
+    renewer: Renewer[LeaseState], store: Store, clock: Clock
+) -> None:
+    """Many unanswered requests in an outage do not displace the pending release of a body that ended in it."""
+    left = unanswered("left")
     store.acquire(left)
-    store.away = StoreUnavailable("away")
+    store.failure = StoreUnavailable("unreachable")
     for number in range(1500):
-        release_later(renewer, doubtful(str(number)))
+        release_later(renewer, unanswered(str(number)))
     release_later(renewer, left, success=True)
-    store.away = None
+    store.failure = None
     go_on(renewer, clock, clock() + TTL)
     assert "left" in {token for _, token in store.released}
 
 
-def test_doubts_are_bounded(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
-    """However long a store is away, no more than a thousand claims are kept in mind."""
-    store.away = StoreUnavailable("away")
+def test_unanswered_requests_are_bounded(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+    """The renewer keeps at most 1000 unanswered requests, however long the store is unreachable."""
+    store.failure = StoreUnavailable("unreachable")
     for number in range(1500):
-        release_later(renewer, doubtful(str(number)))
+        release_later(renewer, unanswered(str(number)))
     renewer.renew_due()
-    store.away = None
+    store.failure = None
     clock.advance(TTL)
     go_on(renewer, clock, clock() + TTL)
     assert 1000 == len({token for when, token in store.released[1:]})
 
 
-def test_ensure_before_the_deadline_asks_nobody(renewer: Renewer[LeaseState], store: Store, held: Any) -> None:
-    """While the lease is held `ensure` needs no store."""
+def test_ensure_before_the_deadline_calls_no_store(renewer: Renewer[LeaseState], store: Store, held: Any) -> None:
+    """`ensure` does not call the store before the deadline."""
     held().ensure()
     assert [] == store.renewals
 
 
-def test_ensure_past_the_deadline_asks_once(
+def test_ensure_past_the_deadline_renews_once(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
 ) -> None:
-    """Past the deadline it asks once: still owned is renewed and goes on."""
+    """Past the deadline `ensure` renews once; a lease that is still owned is held again."""
     lease = held()
     store._records[lease.key].expires += 10 * TTL
     clock.advance(TTL + 1)
@@ -801,16 +816,16 @@ def test_ensure_past_the_deadline_asks_once(
     assert 1 == len(store.renewals)
 
 
-@pytest.mark.parametrize("trouble", ["away", "gone", "taken"])
+@pytest.mark.parametrize("fault", ["unreachable", "missing", "another holder"])
 def test_ensure_past_the_deadline_and_not_owned(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, trouble: str
+    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, fault: str
 ) -> None:
-    """Past the deadline, and the store says no or nothing: LockLost, told once, and again at each `ensure`."""
+    """Past the deadline each `ensure` raises LockLost if the lease is not confirmed; the loss is reported once."""
     lease = held()
     clock.advance(TTL + 1)
-    if trouble == "away":
-        store.away = StoreUnavailable("away")
-    if trouble == "taken":
+    if fault == "unreachable":
+        store.failure = StoreUnavailable("unreachable")
+    if fault == "another holder":
         store.acquire(LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other"))
     for _ in range(2):
         with pytest.raises(LockLost, match=lease.key):
@@ -823,7 +838,7 @@ def test_ensure_past_the_deadline_and_not_owned(
 
 
 def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, handler: BodyRenewal) -> None:
-    """Without a lease there is no thread; the first starts it, and a later one that is due no earlier does not wake it."""
+    """The first lease starts the thread; a later lease that is due no earlier does not wake it."""
     woken = []
     renewer = Renewer(store, handler, ignore, clock)
     assert not renewer._loop._started
@@ -844,7 +859,7 @@ def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, handler:
     "error", [RuntimeError("unforeseen"), SystemExit(), KeyboardInterrupt(), MemoryError(), StoreError("x")]
 )
 def test_errors_do_not_end_the_thread(error: BaseException) -> None:
-    """Whatever goes wrong in a step, the next one is done."""
+    """The thread does its next step whatever error the last one raised."""
     steps: list[int] = []
 
     def step() -> float:
@@ -859,7 +874,7 @@ def test_errors_do_not_end_the_thread(error: BaseException) -> None:
 
 
 def test_failing_log_does_not_end_the_thread() -> None:
-    """A user's logging filter that fails while an error is logged does not end the thread either."""
+    """A user's logging filter that fails while an error is logged does not end the thread."""
     steps: list[int] = []
 
     def step() -> float:
@@ -875,7 +890,7 @@ def test_failing_log_does_not_end_the_thread() -> None:
 
 
 def test_failing_recovery_does_not_end_the_thread() -> None:
-    """Nor does an error while that of a step is dealt with, as where memory is short."""
+    """A second error while the first is handled does not end the thread, as may happen when memory is short."""
     steps: list[int] = []
     short: list[MemoryError] = []
 
@@ -898,7 +913,7 @@ def test_failing_recovery_does_not_end_the_thread() -> None:
 
 
 class broken_log:  # noqa: N801
-    """Logging that fails, as a user's filter may."""
+    """Makes logging fail, as a user's filter can."""
 
     def __enter__(self) -> None:
         logging.getLogger("celery_singleton_lock").addFilter(self._fail)
@@ -911,12 +926,12 @@ class broken_log:  # noqa: N801
         raise RuntimeError("a filter of the user's")
 
 
-def test_failing_log_does_not_cost_other_leases(
+def test_failing_report_does_not_stop_other_renewals(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
-    """An error while one lease's fate is told keeps no other lease from being renewed."""
-    told, other = held("a"), held("b")
-    del store._records[told.key]
+    """An error while one lease is reported does not stop the renewal of other leases."""
+    missing, other = held("a"), held("b")
+    del store._records[missing.key]
 
     def fail(lease: LeaseState) -> None:
         raise RuntimeError("log")
@@ -931,7 +946,7 @@ def test_failing_log_does_not_cost_other_leases(
 
 
 def test_thread_sleeps_until_it_is_woken() -> None:
-    """While nothing is due no steps are taken over and over; woken for an earlier time, the thread takes one."""
+    """The thread does no step while nothing is due; woken for an earlier time, it does one."""
     now = [0.0]
     steps: list[float] = []
 

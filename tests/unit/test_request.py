@@ -85,7 +85,7 @@ def test_children_are_sent_the_token(app: Celery) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
 def test_memory_store(app: Celery, pool: str) -> None:
-    """A store in memory is refused in words where bodies run in several processes."""
+    """A store in memory is refused with a clear message where bodies run in several processes."""
     app.conf.singleton_lock_url = "memory://"
     parent = SimpleNamespace(app=app, pool_cls=get_implementation(pool))
     replace_context(app, None)

@@ -22,7 +22,7 @@ from tests.servers import until
 
 
 class Store(MemoryStore):
-    """A store that remembers its calls, and can be away."""
+    """A store that records its calls and can be unreachable."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def test_what_a_living_child_holds_is_not_released(
 
 
 def test_child_that_was_given_another_attempt(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
-    """A child's new attempt replaces its earlier one: only the new one is freed when it dies."""
+    """A child's new delivery replaces its earlier one: only the lease of the new one is released when the child dies."""
     pid, old, new = fork(), lease_request("old"), lease_request("new")
     accept(supervisor, pid, old)
     store.acquire(new)
@@ -204,7 +204,7 @@ def test_child_that_was_given_another_attempt(supervisor: Supervisor, store: Sto
 
 
 def test_store_away_at_a_death(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
-    """A dead child's lease is freed as soon as the store is back."""
+    """The supervisor releases a dead child's lease as soon as the store is reachable."""
     pid, one = fork(), lease_request("one")
     store.acquire(one)
     accept(supervisor, pid, one)
@@ -264,7 +264,7 @@ def test_no_error_ends_the_supervisor(
 
 
 def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
-    """Nor does one while a dead child's lease is freed: the next death is seen."""
+    """An error while a dead child's lease is released does not end the watch: the next death is detected."""
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 

@@ -383,7 +383,7 @@ def test_eager_failure_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any
 
 @pytest.mark.parametrize("source", ["option", "setting"])
 def test_singleton_false_is_a_plain_task(make_app: MakeApp, source: str) -> None:
-    """``singleton=False``, as option or app setting, makes a plain task, which runs beside itself without a lock."""
+    """``singleton=False``, as option or app setting, makes a plain task, whose runs overlap without a lock."""
     setting = {"singleton_singleton": False} if source == "setting" else {}
     app = make_app(singleton_lock_eager=True, **setting)
     option = {"singleton": False} if source == "option" else {}
@@ -660,7 +660,7 @@ def test_mixin_after_the_other_class() -> None:
 
 
 def test_mixin_alone(app: Celery) -> None:
-    """The mixin without a task class is refused in words, as a base and in a class; further mixins are made of it as ever."""
+    """The mixin without a task class is refused with a clear message, as a base and in a class; sub-mixins are allowed."""
     for make in (
         lambda: app.task(base=SingletonMixin, name="x", shared=False, lazy=False)(run_nothing),
         lambda: type("Sync", (SingletonMixin,), {"name": "x", "run": run_nothing}),
@@ -829,7 +829,7 @@ def test_lock_is_free_however_the_body_ends(singleton: Singleton, error: BaseExc
 
 
 def test_lock_is_free_before_the_result_is_stored(app: Celery) -> None:
-    """Whoever learns of the end can start the next run: the lock is free when the result is stored."""
+    """The lock is free when the result is stored, so a caller that reads the result can start the next run."""
     seen = []
 
     @app.task(base=SingletonTask, name="x")

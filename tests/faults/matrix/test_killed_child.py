@@ -7,7 +7,7 @@ from tests.servers import RabbitMQServer, until
 
 
 def test_killed_child(broker: str | RabbitMQServer) -> None:
-    """The lease of a killed child is freed within 6 s though its TTL is 40 s, and the next duplicate runs."""
+    """The lease of a killed child is released within 6 s, with a TTL of 40 s, and the next duplicate runs."""
     with WorkerEnvironment(ttl=40, broker=broker) as env:
         env.worker(concurrency=2)
         env.send("skip", "a", ["hold"])
@@ -31,7 +31,7 @@ def test_killed_child(broker: str | RabbitMQServer) -> None:
 
 
 def test_redelivery(broker: str | RabbitMQServer) -> None:
-    """With acks_late and reject_on_worker_lost the redelivered message runs to its end, once, and long before the TTL."""
+    """With acks_late and reject_on_worker_lost the redelivered message runs to its end once, long before the TTL."""
     with WorkerEnvironment(ttl=40, broker=broker) as env:
         env.worker(concurrency=2)
         result = env.send("late", "a", ["hold"], ["sleep", 0.5], expect="once")
@@ -47,7 +47,7 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
 
 
 def test_killed_while_the_store_is_away() -> None:
-    """A child that dies during an outage is not forgotten: its lease is freed once the store is back."""
+    """The lease of a child that dies during an outage is released when the store is reachable again."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker(concurrency=2)
         env.send("skip", "a", ["hold"])

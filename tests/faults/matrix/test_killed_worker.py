@@ -8,7 +8,7 @@ from tests.faults.harness import WorkerEnvironment, kind_of, since
 from tests.servers import RabbitMQServer
 
 TTL = 4.0
-#: Whoever is killed while it looks for messages of the dead leaves a lock of Kombu's (5.7), by default for 300 s.
+#: A worker that is killed while it restores messages of dead workers leaves Kombu's lock (5.7), by default for 300 s.
 SWEEP = {
     "visibility_timeout": 3,
     "unacked_restore_interval": 1,
@@ -19,7 +19,7 @@ SWEEP = {
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_killed_worker(pool: str) -> None:
-    """The lease goes with its TTL, not before and not much later, and the duplicate that waits elsewhere runs."""
+    """The lease expires with its TTL, not before and not much later, and a duplicate on another worker runs."""
     with WorkerEnvironment(ttl=TTL) as env:
         victim = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -37,7 +37,7 @@ def test_killed_worker(pool: str) -> None:
 
 
 def test_redelivery(broker: str | RabbitMQServer) -> None:
-    """A late-ack message of the killed worker comes back, finds its own dead lease, waits for that, and runs to its end."""
+    """A redelivered late-ack message of a killed worker waits for its own dead lease to expire, and runs to its end."""
     with WorkerEnvironment(
         ttl=TTL, broker=broker, **({"broker_transport_options": SWEEP} if broker == "redis" else {})
     ) as env:

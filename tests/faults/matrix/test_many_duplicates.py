@@ -8,13 +8,13 @@ from tests.faults.harness import WorkerEnvironment, side_by_side, since
 from tests.servers import until
 
 COPIES = 200
-#: Nobody consumes it until it is full.
+#: No worker consumes this queue until all messages are in it.
 QUEUE = "storm"
 
 
 @pytest.mark.parametrize("name", ["skip", "raise"])
 def test_storm(name: str) -> None:
-    """Of 200 duplicates over 4 workers one runs; all others end as their policy says, and none hangs."""
+    """One of 200 duplicates on 4 workers runs; all others end as their policy says, and none hangs."""
     with WorkerEnvironment(ttl=20) as env:
         workers = [env.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(env.app) for worker in workers])
@@ -33,7 +33,7 @@ def test_storm(name: str) -> None:
 
 
 def _consume(env: WorkerEnvironment) -> None:
-    """Let all workers begin at once, now that all is in the queue: so they race for the lock."""
+    """Let all workers consume the full queue at once, so that they compete for the lock."""
     assert not env.ledger.events("start")
     nodes = [worker.node for worker in env.workers]
     replies = env.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=10)
@@ -46,7 +46,7 @@ def _state(task_id: str, env: WorkerEnvironment) -> str:
 
 
 def test_storm_of_retries() -> None:
-    """All 200 run, one at a time, and the store sees one acquire for each delivery."""
+    """All 200 messages run, one at a time, with one acquire for each delivery."""
     with WorkerEnvironment(ttl=20) as env:
         workers = [env.start(pool, 4) for pool in ("prefork", "prefork", "threads", "gevent")]
         side_by_side(*[lambda worker=worker: worker.ready(env.app) for worker in workers])
@@ -60,5 +60,5 @@ def test_storm_of_retries() -> None:
         env.finish()
         acquires = [e for e in env.ledger.events("store", verb="acquire") if e.get("sent")]
         deliveries = len(env.ledger.events("duplicate")) + len(results)
-        unanswered = len(env.ledger.events("store error"))  # on a busy machine: the delivery comes again
+        unanswered = len(env.ledger.events("store error"))  # on a busy machine: the delivery is then retried
         assert deliveries <= len(acquires) <= deliveries + unanswered

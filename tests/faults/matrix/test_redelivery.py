@@ -9,7 +9,7 @@ from tests.faults.harness import WorkerEnvironment, kind_of, since
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, until
 
-#: A message comes back after 2 s though its body still runs, and within seconds.
+#: Kombu redelivers a message after 2 s though its body still runs, and checks every second.
 SWEEP = {
     "visibility_timeout": 2,
     "unacked_restore_interval": 1,
@@ -19,7 +19,7 @@ SWEEP = {
 
 
 def _bench(broker: str | RabbitMQServer, visibility: float = 2) -> WorkerEnvironment:
-    """Return one whose workers store no STARTED: Celery (5.7) reads before it writes, and so may undo a SUCCESS of just then."""
+    """Return an environment without STARTED: Celery (5.7) reads a state before it writes one, so it may undo a SUCCESS."""
     conf = {"task_track_started": False}
     if isinstance(broker, str):
         return WorkerEnvironment(ttl=20, broker_transport_options={**SWEEP, "visibility_timeout": visibility}, **conf)
@@ -27,7 +27,7 @@ def _bench(broker: str | RabbitMQServer, visibility: float = 2) -> WorkerEnviron
 
 
 def _deliver_twice(env: WorkerEnvironment, broker: str | RabbitMQServer, *bodies: Event) -> None:
-    """Bring about a second delivery of messages whose bodies hold, and wait until each has asked for its lock."""
+    """Cause a redelivery of messages whose bodies still run, and wait until each redelivery has requested its lock."""
     if isinstance(broker, RabbitMQServer):
         env.broker_proxy.cut()
     until(lambda: all(_deliveries(env, body) >= 2 for body in bodies), "second deliveries ask", 30, 0.1)
@@ -40,7 +40,7 @@ def _deliveries(env: WorkerEnvironment, body: Event) -> int:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
-    """The second is dropped; the body ran once, and the next step of the chain was published once."""
+    """A redelivery is dropped after a success: the body runs once, and the next step of the chain is published once."""
     with _bench(broker) as env:
         for worker in [env.start(concurrency=2) for _ in range(workers)]:
             worker.ready(env.app)
@@ -57,7 +57,7 @@ def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
 
 
 def test_first_fails(broker: str | RabbitMQServer) -> None:
-    """The second runs once the first has failed, not before, and the chain goes on after it."""
+    """A redelivery runs after the first delivery has failed, not before, and the chain continues after it."""
     with _bench(broker) as env:
         first = _held_twice(env, broker, "hold-boom")
         env.go("a")
@@ -67,7 +67,7 @@ def test_first_fails(broker: str | RabbitMQServer) -> None:
 
 
 def test_first_dies(broker: str | RabbitMQServer) -> None:
-    """The second delivery runs once the first one's process is dead, and the chain goes on after it."""
+    """A redelivery runs after the process of the first delivery has died, and the chain continues after it."""
     with _bench(broker) as env:
         first = _held_twice(env, broker, "hold")
         killed = env.kill_child(first["pid"])
@@ -77,7 +77,7 @@ def test_first_dies(broker: str | RabbitMQServer) -> None:
 
 
 def _held_twice(env: WorkerEnvironment, broker: str | RabbitMQServer, act: str) -> Event:
-    """Give a body that does this act, and whose message, the first of a chain, has been delivered a second time."""
+    """Return the start of a body that does this act and whose message, the first of a chain, was redelivered."""
     env.worker(concurrency=2)
     late, following = env.app.tasks["late"], env.app.tasks["next"]
     result = chain(late.s("a", acts=[[act], ["sleep", 0.5]]), following.s("a")).apply_async()
@@ -88,7 +88,7 @@ def _held_twice(env: WorkerEnvironment, broker: str | RabbitMQServer, act: str) 
 
 
 def _chain_goes_on(env: WorkerEnvironment, broker: str | RabbitMQServer) -> None:
-    """See to it that the next step is published once, and two bodies in all have run."""
+    """Check that the next step is published once and that two bodies have run."""
     env.wait("next")
     _all_copies_end(env, kind_of(broker), 2)
     assert 1 == len(env.ledger.events("next"))
@@ -96,8 +96,8 @@ def _chain_goes_on(env: WorkerEnvironment, broker: str | RabbitMQServer) -> None
 
 
 def test_no_duplicate_of_itself() -> None:
-    """Under the policies skip and raise, too, the second delivery waits, is dropped after a success and runs after a failure."""
-    with _bench("redis", visibility=6) as env:  # longer than a waiting copy's delay
+    """Under skip and raise, too, a redelivery waits; it is dropped after a success and runs after a failure."""
+    with _bench("redis", visibility=6) as env:  # longer than the delay of a waiting redelivery
         env.worker(concurrency=8)
         results, bodies = {}, {}
         for name in ("late-skip", "late-raise"):
@@ -124,7 +124,7 @@ def test_no_duplicate_of_itself() -> None:
 
 
 def _all_copies_end(env: WorkerEnvironment, kind: str, bodies: int) -> None:
-    """Wait until no worker has, or waits for, a copy of a message; no more than so many bodies have begun then."""
+    """Wait until no worker has a redelivery left, and check how many bodies have begun."""
 
     def begun() -> int:
         return len(env.ledger.events("start"))

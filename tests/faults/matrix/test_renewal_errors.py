@@ -13,7 +13,7 @@ TTL = 3.0
 @pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_renewal_goes_on(pool: str, error: str) -> None:
-    """It is logged, the thread goes on, and a body of four TTLs keeps its lease."""
+    """The error is logged, the renewal thread continues, and a body of four TTLs keeps its lease."""
     with WorkerEnvironment(ttl=TTL, faults_renewal=error) as env:
         worker = env.worker(pool)
         result = env.send("skip", "a", ["sleep", 4 * TTL], expect="once")
@@ -26,7 +26,7 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
         )
         assert not env.ledger.events("lost")
         env.gone(body)
-        # A prefork worker's main process would keep the lease alone: only what the body's process sends shows its thread.
+        # The main process of a prefork worker renews too: only renewals of the body's own process prove that its thread runs.
         own = env.ledger.events("store", verb="renew", run=body["run"], own=True)
         assert len(own) >= 4, "the thread renews no more"
         env.finish()
@@ -34,7 +34,7 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
 
 @pytest.mark.parametrize("error", ["RuntimeError", "SystemExit"])
 def test_watch_goes_on(error: str) -> None:
-    """The same in the main process of a prefork worker, on which a body depends that keeps the GIL for more than two TTLs."""
+    """The main process continues to renew after an error, for a body that keeps the GIL for more than two TTLs."""
     with WorkerEnvironment(ttl=TTL, faults_watch=error) as env:
         worker = env.start(concurrency=1)
         env.worker("threads", options=("-Q", "two"))

@@ -11,7 +11,7 @@ SOON = 1.0
 
 @pytest.mark.parametrize("number", ["TERM", "KILL"])
 def test_terminated(number: str) -> None:
-    """The lease is freed once the child is over, long before its TTL."""
+    """The lease is released when the child has exited, long before its TTL."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker()
         result = env.send("skip", "a", ["sleep", 60])
@@ -25,7 +25,7 @@ def test_terminated(number: str) -> None:
 
 @pytest.mark.parametrize("pool", ["gevent", "eventlet"])
 def test_terminated_greenlet(pool: str) -> None:
-    """The lease is freed with the greenlet."""
+    """The lease is released when the greenlet ends."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker(pool)
         result = env.send("skip", "a", ["sleep", 60])
@@ -37,7 +37,7 @@ def test_terminated_greenlet(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_swallowed(pool: str) -> None:
-    """The state is REVOKED and the body goes on for three TTLs: nobody else starts meanwhile; then the lease is freed."""
+    """A revoked body that continues for three TTLs keeps its lease until it ends; no other delivery starts meanwhile."""
     ttl = 3.0
     with WorkerEnvironment(ttl=ttl) as env:
         env.worker(pool)

@@ -14,15 +14,15 @@ from tests.servers import until
 
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
 SOON = 1.0
-#: Pools in which Celery ends a body that is too long; in the others it runs out first. Seen with 5.7.
+#: Pools in which Celery ends a body that is too long; in the others the body ends first. Observed with 5.7.
 ENDED_BY = {"cold": {"prefork", "gevent", "eventlet", "solo"}, "soft": {"prefork"}}
-#: The first thing that `celery.apps.worker.on_cold_shutdown` says, 5.5 to 5.7; before, all that is said.
+#: The first line of `celery.apps.worker.on_cold_shutdown` in 5.5 to 5.7; the only line in older versions.
 COLD = re.compile(r"worker: (Hitting Ctrl\+C again will terminate all running tasks!|Cold shutdown)")
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_warm(pool: str) -> None:
-    """The body comes to its end with its lease, renewed for three TTLs during the shutdown, and then the lease is freed."""
+    """The lease is renewed for three TTLs during a warm shutdown, until the body ends, and is then released."""
     with WorkerEnvironment(ttl=2) as env:
         worker = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -41,7 +41,7 @@ def test_warm(pool: str) -> None:
 @pytest.mark.parametrize("kind", ["cold", "soft"])
 @pytest.mark.parametrize("pool", POOLS)
 def test_cold_and_soft(pool: str, kind: str) -> None:
-    """However the body ends (in some pools it is ended, in others it runs out), its lease is freed with it."""
+    """The lease is released with the body, whether the pool terminates the body or lets it finish."""
     new = tuple(map(int, celery.__version__.split(".")[:2])) >= (5, 5)
     if kind == "soft" and not new:
         pytest.skip("this Celery has no soft shutdown")
@@ -51,13 +51,13 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
         worker.ready(env.app)
         env.send("skip", "a", ["sleep", 8])
         body = env.body("a")
-        if pool == "prefork":  # what its main process has not yet heard of, it neither waits for nor ends
+        if pool == "prefork":  # the main process ignores a body whose start it has not seen yet
             until(lambda: any((env.app.control.inspect([worker.node]).active() or {}).values()), "it is known")
         quit_at = now()
         worker.process.signal(signal.SIGQUIT)
         end = env.end(body)
         env.measured(f"8 {kind} shutdown, {pool}: freed after the body", SOON, since(end, env.gone(body)))
-        if new and (kind, pool) != ("soft", "solo"):  # there it depends on the moment of the signal
+        if new and (kind, pool) != ("soft", "solo"):  # there the outcome depends on the time of the signal
             cut = pool in ENDED_BY[kind]
             assert cut == (end.get("how", "died") != "return"), f"Celery's part has changed: {end}"
             bound = (2.0 if kind == "soft" else 0.0) + 3.0 if cut else 8.5
@@ -73,7 +73,7 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
 
 @pytest.mark.parametrize("option", ["--max-tasks-per-child=1", "--max-memory-per-child=1000"])
 def test_children_are_replaced(option: str) -> None:
-    """Each run has a child of its own; none leaves its lease behind, though the TTL is 40 s."""
+    """Each run has its own child process, and its lease is released with the body, with a TTL of 40 s."""
     with WorkerEnvironment(ttl=40) as env:
         env.worker(concurrency=2, options=(option,))
         for number in range(5):
@@ -86,7 +86,7 @@ def test_children_are_replaced(option: str) -> None:
 
 
 def test_pool_restart() -> None:
-    """However a restart by remote control treats a body that runs, its lease is freed with it, long before the TTL."""
+    """The lease of a body is released within 6 s of its end, however a pool restart by remote control treats the body."""
     with WorkerEnvironment(ttl=40, worker_pool_restarts=True) as env:
         worker = env.worker(concurrency=2)
         env.send("skip", "a", ["sleep", 5])
@@ -104,7 +104,7 @@ def test_pool_restart() -> None:
 
 
 def _added_child(env: WorkerEnvironment, first: Event, tag: str, what: str) -> None:
-    """A body in a child that came later is seen to like the first one: killed, it frees its own lease and no other."""
+    """Check that the worker releases the lease of a killed child that was added later, and no other lease."""
     env.send("skip", tag, ["hold"])
     added = env.body(tag)
     env.stay_held(4, first, added)
@@ -114,15 +114,17 @@ def _added_child(env: WorkerEnvironment, first: Event, tag: str, what: str) -> N
 
 
 def test_pool_grows_and_shrinks() -> None:
-    """Children that come and go beside a body change nothing for its lease; a new child's body is seen to as well."""
+    """Added and removed children do not change a running body's lease; the worker also supervises a new child."""
     with WorkerEnvironment(ttl=3) as env:
         worker = env.worker(concurrency=1)
         env.send("skip", "a", ["hold"], expect="once")
         first = env.body("a")
         env.app.control.pool_grow(1, destination=[worker.node])
         _added_child(env, first, "b", "remote control")
-        assert "slept" == env.send("skip", "c", expect="once").get(timeout=20)  # in the killed child's successor
-        until(lambda: _shrinks(env, worker.node), "the pool shrinks", 10)  # it is busy until it has heard of the end
+        assert "slept" == env.send("skip", "c", expect="once").get(
+            timeout=20
+        )  # in the child that replaced the killed one
+        until(lambda: _shrinks(env, worker.node), "the pool shrinks", 10)  # busy until it has seen the end
         until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", 10)
         env.stay_held(3.5, first)
         env.go("a")
@@ -137,7 +139,7 @@ def _shrinks(env: WorkerEnvironment, node: str) -> bool:
 
 
 def test_autoscale() -> None:
-    """The same where the worker scales itself, and is told other bounds by remote control."""
+    """The same holds where the worker scales itself and gets new bounds by remote control."""
     with WorkerEnvironment(ttl=3) as env:
         worker = env.worker(options=("--autoscale=2,1",), env={"AUTOSCALE_KEEPALIVE": "1"})
         env.send("skip", "a", ["hold"], expect="once")

@@ -10,13 +10,13 @@ import pytest
 from tests.faults.harness import WorkerEnvironment, since
 
 TTL = 3.0
-#: From waking up until the loss is known.
+#: Bound in seconds from the end of the stop until the loss is known.
 KNOWN = 1.5
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_whole_worker(pool: str) -> None:
-    """The first ``lease.ensure()`` after waking tells of the loss; the new holder's lease is not touched by the old one."""
+    """The first ``lease.ensure()`` after a stop raises LockLost, and the old holder does not touch the new lease."""
     with WorkerEnvironment(ttl=TTL) as env:
         victim = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -42,7 +42,7 @@ def test_whole_worker(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "eventlet", "solo"])
 def test_whole_worker_is_interrupted(pool: str) -> None:
-    """Under ``on_lock_lost="raise"`` a body that asks nobody is interrupted too."""
+    """Under ``on_lock_lost="raise"`` a body that never calls ``ensure`` is interrupted after the stop."""
     with WorkerEnvironment(ttl=TTL, singleton_on_lock_lost="raise") as env:
         victim = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -61,7 +61,7 @@ def test_whole_worker_is_interrupted(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_over_at_waking(pool: str) -> None:
-    """A body that is over as soon as its worker wakes up, before any renewal, does not free the new holder's lease."""
+    """A body that ends right after the stop, before any renewal, does not release the new holder's lease."""
     with WorkerEnvironment(ttl=TTL) as env:
         victim = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -79,7 +79,7 @@ def test_over_at_waking(pool: str) -> None:
 
 
 def test_child_alone() -> None:
-    """A child that is stopped for three TTLs keeps its lease: its main process renews it. Nobody else runs."""
+    """A child that is stopped for three TTLs keeps its lease, because its main process renews it. No duplicate runs."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker(concurrency=2)
         env.send("retry", "a", ["hold"], expect="one attempt")

@@ -20,10 +20,10 @@ from tests.faults.tasks import BRIEF, LINGER
 from tests.servers import until
 
 TTL = 6.0
-#: Seconds of another's run: over before a holder renews, or met by it.
+#: Seconds that the other run takes: it ends before the holder's next renewal, or still runs then.
 RUNS = {"short": BRIEF, "long": TTL * 0.75}
 POOLS = ["prefork", "threads", "gevent"]
-#: Who renews: the body's own process, and its main process.
+#: Which processes renew, as values of ``own``: the body's process (True) and its main process (False).
 RENEWERS = {"prefork": (True, False), "threads": (True,), "gevent": (True,)}
 
 
@@ -31,7 +31,11 @@ RENEWERS = {"prefork": (True, False), "threads": (True,), "gevent": (True,)}
 def _holding(
     pool: str = "prefork", ttl: float = TTL, proxied: bool = False, store: tuple[str, ...] = (), second: float = 0.15
 ) -> Iterator[WorkerEnvironment]:
-    """Give an environment on which body ``a`` holds, and a duplicate of so many seconds waits for it in a second worker."""
+    """Yield an environment where body ``a`` holds its lease and a duplicate waits for it in a second worker.
+
+    Args:
+        second: seconds that the body of the duplicate takes.
+    """
     with WorkerEnvironment(ttl=ttl, proxied=proxied, store=store) as env:
         first = env.start(pool)
         env.worker("threads", options=("-Q", "two"))
@@ -50,7 +54,7 @@ def _first(env: WorkerEnvironment) -> Event:
 
 
 def _untouched(env: WorkerEnvironment, seconds: float) -> None:
-    """See to it that the lease is held and nobody else runs for so many seconds."""
+    """Check for ``seconds`` that the lease is held and no other body runs."""
     env.stay_held(seconds, _first(env))
     assert 1 == len(env.ledger.events("start", tag="a"))
     assert not env.ledger.events("lost")
@@ -58,7 +62,7 @@ def _untouched(env: WorkerEnvironment, seconds: float) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_restarted_empty(pool: str) -> None:
-    """The lease is taken again by its holder. Until then a duplicate may run: no later than a third of a TTL and the timeout."""
+    """The holder reacquires its lease. A duplicate may run before, within a third of the TTL plus the timeout."""
     with _holding(pool, second=TTL) as env:
         with env.schedule.during("empty") as fault:
             env.store.stop()
@@ -78,7 +82,7 @@ def test_restarted_empty(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_restarted_empty_and_alone(pool: str) -> None:
-    """Where nobody else wants it, the holder takes its lease again and has not lost it."""
+    """Without a duplicate the holder reacquires its lease and has not lost it."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker(pool)
         env.send("retry", "a", ["hold"], expect="once")
@@ -99,7 +103,7 @@ def test_restarted_empty_and_alone(pool: str) -> None:
 
 
 def _waited_for(env: WorkerEnvironment, body: Event, seconds: float) -> None:
-    """See to it that a duplicate waits for this body: for so many seconds, then it is let go."""
+    """Check that a duplicate waits for this body for ``seconds``, then let the body end."""
     again = env.send("retry", "a", ["sleep"], expect="once")
     env.stay_held(seconds, body)
     env.go("a")
@@ -107,7 +111,7 @@ def _waited_for(env: WorkerEnvironment, body: Event, seconds: float) -> None:
 
 
 def _renewed(env: WorkerEnvironment, *by: bool) -> None:
-    """Wait until the first body's lease is renewed anew: by its own process (true), by that's main process (false)."""
+    """Wait until each of these processes (see ``RENEWERS``) has sent a new renewal of the first body's lease."""
     begin, run = now(), _first(env)["run"]
 
     def fresh(own: bool) -> bool:
@@ -119,13 +123,13 @@ def _renewed(env: WorkerEnvironment, *by: bool) -> None:
 
 
 def _back(env: WorkerEnvironment, after: float) -> float:
-    """When something was first done for the first body's lease after this time (its very acquire may be missed)."""
+    """Return when the store first changed the first body's lease after this time (MONITOR may miss an acquire)."""
     done = [event["at"] for event in env.ledger.events("store", run=_first(env)["run"]) if event["does"]]
     return float(next((at for at in done if at > after), 0.0))
 
 
 def _second(env: WorkerEnvironment) -> float:
-    """When the second body began, if it has."""
+    """Return when the second body began, or 0."""
     starts = env.ledger.events("start")
     return float(starts[1]["at"]) if len(starts) > 1 else 0.0
 
@@ -133,7 +137,10 @@ def _second(env: WorkerEnvironment) -> float:
 @pytest.mark.parametrize("run", ["short", "long"])
 @pytest.mark.parametrize("pool", POOLS)
 def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
-    """Whoever was not alone meanwhile is told, and has its lease again once the other is over; the next one waits for it."""
+    """A holder whose lost lock another run acquired is notified.
+
+    It reacquires the lock after that run, and the next duplicate waits for it.
+    """
     with _holding(pool, second=RUNS[run]) as env:
         first = _first(env)
         _renewed(env, *RENEWERS[pool])
@@ -155,7 +162,7 @@ def test_restarted_empty_and_a_run(pool: str, run: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_lease_of_nobody(pool: str) -> None:
-    """A claim granted after its sender gave up looks like another's lease; once it is given back its holder has its own again."""
+    """A lease whose acquirer timed out counts as another holder's; the holder reacquires its lock after its release."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker(pool)
         env.send("retry", "a", ["hold"], expect="once")
@@ -175,7 +182,7 @@ def test_lease_of_nobody(pool: str) -> None:
         given_back = now()
         store.release(nobody, success=False)
         store.close()
-        until(lambda: env.held(body) and _back(env, given_back), "re-taken", TTL)  # each is another probe's
+        until(lambda: env.held(body) and _back(env, given_back), "re-taken", TTL)  # two different probes report these
         late = _back(env, given_back) - given_back
         env.measured(f"16 met a lease of nobody, {pool}: reacquired", TTL / 12 + 1.0, late)
         _waited_for(env, body, TTL)
@@ -183,7 +190,7 @@ def test_lease_of_nobody(pool: str) -> None:
 
 
 def test_restarted_empty_and_the_body_over() -> None:
-    """For a body that is over nothing is taken, though its task's end is still to come."""
+    """No lease is reacquired for a body that has ended, although its task has not."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker(concurrency=1)
         env.worker("threads", options=("-Q", "two"))
@@ -201,7 +208,7 @@ def test_restarted_empty_and_the_body_over() -> None:
 
 
 def test_restarted_with_data(tmp_path: Path) -> None:
-    """The lease is still there, is renewed further, and nobody is told of a loss."""
+    """A store that restarts with its data keeps the lease: renewal continues and no loss is reported."""
     with _holding(store=("--appendonly", "yes", "--appendfsync", "always", "--dir", str(tmp_path))) as env:
         with env.schedule.during("restart"):
             env.store.stop()
@@ -211,7 +218,7 @@ def test_restarted_with_data(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_stopped_for_half_a_ttl(pool: str) -> None:
-    """Nothing is lost."""
+    """A store that is stopped for half a TTL costs no lease."""
     with _holding(pool) as env:
         with env.schedule.during("pause"):
             env.store.pause()
@@ -222,7 +229,7 @@ def test_stopped_for_half_a_ttl(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_stopped_for_three_ttl(pool: str) -> None:
-    """The loss is told while the store is away; afterwards one of the two has the lease, and the other does not run with it."""
+    """The loss is reported during the outage; afterwards either the holder or the duplicate has the lease, not both."""
     with _holding(pool, ttl=4.0) as env:
         with env.schedule.during("outage") as fault:
             env.store.pause()
@@ -236,7 +243,7 @@ def test_stopped_for_three_ttl(pool: str) -> None:
 
 
 def test_stopped_for_three_ttl_alone() -> None:
-    """Where nobody else wants it, the lost lease is taken again, so that no duplicate runs from then on."""
+    """Without a duplicate the lost lease is reacquired after the outage, so that no later duplicate runs."""
     with WorkerEnvironment(ttl=4.0) as env:
         env.worker()
         env.send("retry", "a", ["hold"], expect="once")
@@ -254,7 +261,7 @@ def test_stopped_for_three_ttl_alone() -> None:
 
 @contextlib.contextmanager
 def _stopped_child(ttl: float) -> Iterator[tuple[WorkerEnvironment, Event]]:
-    """Give an environment on which body ``a`` holds in a child that is stopped within the block and goes on after it."""
+    """Yield an environment where the child of body ``a`` is stopped within the block and continues after it."""
     with WorkerEnvironment(ttl=ttl) as env:
         env.worker(concurrency=1)
         env.worker("threads", options=("-Q", "two"))
@@ -267,7 +274,7 @@ def _stopped_child(ttl: float) -> Iterator[tuple[WorkerEnvironment, Event]]:
 
 
 def test_restarted_empty_beside_a_stopped_child() -> None:
-    """Nobody takes the lease again for a child that is stopped; it is told when it goes on, and has its lease again."""
+    """The lease of a stopped child is not reacquired. When the child continues, it is notified and reacquires its lease."""
     with _stopped_child(TTL) as (env, body):
         with env.schedule.during("empty"):
             env.store.stop()
@@ -285,7 +292,7 @@ def test_restarted_empty_beside_a_stopped_child() -> None:
 
 
 def test_unlocked_beside_a_stopped_child() -> None:
-    """What an operator took from a body that hangs is not taken again for it; it is told when it goes on."""
+    """A lock that an operator revoked from a stopped child is not reacquired; the child is notified when it continues."""
     with _stopped_child(2) as (env, body):
         with env.schedule.during("unlock"):
             holder = env.app.tasks["retry"].force_unlock("a")
@@ -304,7 +311,7 @@ def test_unlocked_beside_a_stopped_child() -> None:
 @pytest.mark.parametrize("command", ["SCRIPT FLUSH", "CLIENT KILL TYPE normal"])
 @pytest.mark.parametrize("pool", POOLS)
 def test_nothing_lost(pool: str, command: str) -> None:
-    """Scripts that are gone and connections that are closed, again and again, are no error."""
+    """Flushed scripts and closed connections, repeatedly, cost no lease."""
     with _holding(pool, ttl=3.0) as env:
         kills = []
         for _ in range(12):
@@ -314,16 +321,16 @@ def test_nothing_lost(pool: str, command: str) -> None:
             kills.append((begin, now() + 0.1))
             _untouched(env, 0.5)
         errors = [event["at"] for event in env.ledger.events("store error")]
-        # A call meets a connection that was closed before; it may do so once more only where the fresh one is closed just then.
+        # A call repeats once on a closed connection, so it fails only if the new connection is closed at the same time.
         explained = [at for at in errors if any(begin <= at <= end for begin, end in kills)]
         assert errors == ([] if command == "SCRIPT FLUSH" else explained)
 
 
 def test_read_only() -> None:
-    """A server that has become a replica refuses to renew; once it is a master again, all goes on."""
+    """The lease survives while its server is a replica and refuses renewals."""
     with _holding() as env, contextlib.closing(env.client()) as client:
         with env.schedule.during("refusal"):
-            client.execute_command("REPLICAOF", "127.0.0.1", "1")  # nobody is there: the data stay
+            client.execute_command("REPLICAOF", "127.0.0.1", "1")  # no server listens there, so the data stay
             assert "read only" in env.wait("store error", task_id=_first(env)["task_id"])["error"]
             env.last(TTL / 3)
             client.execute_command("REPLICAOF", "NO", "ONE")
@@ -331,7 +338,7 @@ def test_read_only() -> None:
 
 
 def test_out_of_memory() -> None:
-    """A full store takes no new lease (the task is tried again later); the lease that is held is kept."""
+    """A full store refuses new leases, and their tasks are retried later; a held lease is kept."""
     with _holding(store=("--maxmemory-policy", "noeviction")) as env, contextlib.closing(env.client()) as client:
         with env.schedule.during("refusal"):
             client.config_set("maxmemory", "1")
@@ -345,7 +352,7 @@ def test_out_of_memory() -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_slow_store(pool: str) -> None:
-    """Replies that come after 3 s, beyond every bound, are as good as none; shorter than the TTL they lose nothing."""
+    """Replies after 3 s exceed every timeout and count as failures; a slow phase below the TTL costs no lease."""
     with _holding(pool, ttl=9.0, proxied=True) as env:
         with env.schedule.during("slow"):
             env.proxy.delay = 3.0
@@ -357,20 +364,20 @@ def test_slow_store(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_half_open(pool: str) -> None:
-    """Connections that stay open and say nothing are given up in time, and renewal goes on over new ones."""
+    """The library closes connections that never reply in time, and renews over new ones."""
     with _holding(pool, proxied=True) as env:
         with env.schedule.during("half-open"):
             env.proxy.hanging.set()
             env.wait("store error", 3.5, task_id=_first(env)["task_id"])
             env.last(0.5)
-            env.proxy.silence()  # those of now never speak again
+            env.proxy.silence()  # the open connections never reply again
             env.proxy.hanging.clear()
         _untouched(env, TTL)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_body_ends_while_the_store_is_away(pool: str) -> None:
-    """What could not be released is released soon after the store's return, and not after a long TTL."""
+    """A pending release is done within 4 s of the store's return, not after a long TTL."""
     with WorkerEnvironment(ttl=40, proxied=True) as env:
         env.worker(pool, concurrency=2)
         result = env.send("skip", "a", ["hold"], expect="once")
@@ -391,11 +398,11 @@ def test_body_ends_while_the_store_is_away(pool: str) -> None:
 @pytest.mark.parametrize("after", [0, 5])
 @pytest.mark.parametrize("pool", POOLS)
 def test_reply_lost(pool: str, after: int) -> None:
-    """The store did what it was asked, the reply did not come: no run is lost by that, none runs twice, none is left locked."""
+    """A call whose reply is lost neither loses a run, nor causes a second one, nor leaves a lock."""
     with WorkerEnvironment(ttl=TTL, proxied=True) as env:
         env.worker(pool, concurrency=1)
         env.send("skip", "warm", ["sleep"], expect="once").get(timeout=10)
-        env.know_scripts()  # a reply that is lost is then none that asks for the script
+        env.know_scripts()  # so that the lost reply is not NOSCRIPT
         for number, (verb, seconds) in enumerate(
             {"acquire": 0.5, "renew": TTL, "release": 0.5, "reacquire": TTL * 0.75}.items()
         ):
@@ -404,7 +411,7 @@ def test_reply_lost(pool: str, after: int) -> None:
             result = env.send("skip", tag, ["sleep", seconds], expect="once")
             sent = now()
             body = env.body(tag)
-            # A gevent worker whose only greenlet was busy looks for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
+            # A gevent worker whose only greenlet was busy polls for messages every 2 s (`celery.worker.loops.synloop`, 5.7).
             env.measured(f"26 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
             if verb == "reacquire":
                 _mark_lost(env, body)
@@ -417,13 +424,13 @@ def test_reply_lost(pool: str, after: int) -> None:
 
 
 def _freed(env: WorkerEnvironment, body: Event) -> float:
-    """When a body's lease was released."""
+    """Return when a body's lease was released."""
     store = partial(env.ledger.events, "store", verb="release", run=body["run"])
     return float(until(lambda: [event for event in store() if event["does"]], "freed")[0]["at"])
 
 
 def _mark_lost(env: WorkerEnvironment, body: Event) -> None:
-    """Let the store lose a lease, and wait until it was taken again."""
+    """Delete a lease from the store, and wait until it is reacquired."""
     until(lambda: env.held(body), "its lease is seen")
     with env.schedule.during("empty") as fault, contextlib.closing(env.client()) as client:
         assert client.delete(body["key"])
@@ -437,7 +444,7 @@ def _mark_lost(env: WorkerEnvironment, body: Event) -> None:
 
 
 def test_renewal_answered_late() -> None:
-    """A lease's deadline counts from before the renewal was sent: it is not believed in for longer than the store keeps it."""
+    """A deadline counts from before the renewal was sent, so a body never trusts its lease longer than the store keeps it."""
     with WorkerEnvironment(ttl=TTL, proxied=True) as env:
         env.worker(concurrency=1)
         env.send("retry", "a", ["watch"], expect="run")
@@ -447,7 +454,7 @@ def test_renewal_answered_late() -> None:
         with env.schedule.during("outage"):
             env.proxy.delay = 0.9
             until(lambda: len(_renewals(env)) >= before + 2, "renewed twice", 3 * TTL)
-            env.last(1.2)  # the answer is there
+            env.last(1.2)  # the reply has arrived
             env.proxy.hanging.set()
             ended = env.wait("not held", 2 * TTL)
             last = _renewals(env)[-1]

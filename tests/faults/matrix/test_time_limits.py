@@ -22,7 +22,7 @@ SOON = 1.0
     ],
 )
 def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple[str, ...]) -> None:
-    """The lease ends with the body."""
+    """The lease is released when the body has ended, not when the time limit is reported."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker()
         env.send("skip", "a", act, **limits)
@@ -31,7 +31,7 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         assert end.get("how", "died") in how
         gone = env.gone(body)
         released = until(lambda: _releases(env), "MONITOR tells of the release", 5)
-        swallowed = [event["at"] for event in env.ledger.events("swallowed")]  # some moments before a SIGKILL
+        swallowed = [event["at"] for event in env.ledger.events("swallowed")]  # up to shortly before a SIGKILL
         assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
         assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
         env.measured(f"4 {name}: lease freed after the body", SOON, since(end, gone))
@@ -44,7 +44,7 @@ def _releases(env: WorkerEnvironment) -> list[float]:
 
 
 def test_hard_limit_under_gevent() -> None:
-    """gevent's own limit ends the greenlet, and the lease with it."""
+    """The lease is released when gevent's own time limit ends the greenlet."""
     with WorkerEnvironment(ttl=TTL) as env:
         env.worker("gevent")
         env.send("skip", "a", ["sleep", 60], time_limit=2)

@@ -20,13 +20,13 @@ AROUND = ["task_prerun", "lock_acquired", "lock_released", "task_postrun"]
 
 
 def _ended(result: AsyncResult) -> tuple[str, type]:
-    """Wait for the end of a task, and return its state and of which type its result or its error is."""
+    """Wait for the end of a task, and return its state and the type of its result or error."""
     state = until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end")
     return state, type(result.result)
 
 
 def _met(worker: Worker, *signals: str, before: str = "") -> None:
-    """See to it that the failing receivers of these signals were called, and that Celery has said so."""
+    """Check that the failing receivers of these signals were called and that Celery logged their errors."""
 
     def missing() -> list[str]:
         said = worker.process.output()[len(before) :]
@@ -38,7 +38,7 @@ def _met(worker: Worker, *signals: str, before: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def env() -> Iterator[WorkerEnvironment]:
-    """An environment whose workers have failing receivers of every signal."""
+    """Yield an environment whose workers have failing receivers of every signal."""
     with WorkerEnvironment(ttl=40, faults_receivers=True) as env:
         for pool in POOLS:
             env.start(pool, options=("-Q", pool))
@@ -54,7 +54,7 @@ def env() -> Iterator[WorkerEnvironment]:
     [("sleep", "SUCCESS"), ("boom", "FAILURE"), ("odd-result", "FAILURE"), ("memory", "FAILURE")],
 )
 def test_failing(env: WorkerEnvironment, pool: str, act: str, state: str) -> None:
-    """The lease is freed with the body, the end is that of a task without a lock, and the next body runs."""
+    """The lease is released with the body, the task ends as without a lock, and the next body runs."""
     if pool == "prefork" and act == "memory":
         pytest.skip("Celery ends the worker's child, and raises in its main process: fault 7")
     tag, worker = f"{pool}-{act}", env.workers[POOLS.index(pool)]
@@ -72,7 +72,7 @@ def test_failing(env: WorkerEnvironment, pool: str, act: str, state: str) -> Non
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_duplicates(env: WorkerEnvironment, pool: str) -> None:
-    """A receiver of ``duplicate`` that fails does not change what becomes of a duplicate."""
+    """A failing receiver of ``duplicate`` does not change how a duplicate ends."""
     tag = f"{pool}-duplicate"
     first = env.send("skip", tag, ["hold"], queue=pool, expect="once")
     env.body(tag)
@@ -84,14 +84,14 @@ def test_duplicates(env: WorkerEnvironment, pool: str) -> None:
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_failing_key(env: WorkerEnvironment, pool: str) -> None:
-    """A ``lock_key`` that raises fails the task with its own error; no body runs, no lease is taken."""
+    """A ``lock_key`` that raises fails the task with its own error; no body runs and no lease is acquired."""
     result = env.send("nameless", f"{pool}-key", queue=pool, expect="none")
     with pytest.raises(Boom, match="no key"):
         result.get(timeout=10)
 
 
 def test_failing_receivers_of_a_renewal() -> None:
-    """Receivers that fail at a renewal, at an outage and at a loss change neither: renewed, told, taken again, freed."""
+    """Failing receivers of a renewal, an outage and a loss do not stop renewal, reacquiring or release."""
     with WorkerEnvironment(ttl=3, faults_receivers=True) as env:
         for pool in POOLS:
             env.start(pool, options=("-Q", pool))
@@ -109,7 +109,7 @@ def test_failing_receivers_of_a_renewal() -> None:
         until(lambda: all(_takes(env, body, fault.until) for body in bodies), "all are taken again")
         late = max(_takes(env, body, fault.until)[0]["at"] for body in bodies) - fault.until
         env.measured("30 failing receivers, store away: all reacquired", env.limits.heal, late)
-        env.last(0.2)  # the probe looks every 30 ms
+        env.last(0.2)  # the probe polls every 30 ms
         env.stay_held(3.5, *bodies)
         for pool, result in zip(POOLS, results, strict=True):
             env.go(pool)
@@ -121,16 +121,16 @@ def test_failing_receivers_of_a_renewal() -> None:
 
 
 def _takes(env: WorkerEnvironment, body: Event, after: float) -> list[Event]:
-    """Return what gave a body its lease, or kept it, since a moment."""
+    """Return the calls that acquired or renewed a body's lease after this time."""
     done = env.ledger.events("store", run=body["run"])
     return [event for event in done if event["does"] in (["take"], ["renew"]) and event["at"] > after]
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_base_exception(pool: str) -> None:
-    """A body that raises a BaseException: its lease is freed, the rest is as with a task without a lock, the next body runs.
+    """A BaseException releases the lease; the task ends as without a lock, and the next body runs.
 
-    Celery ends a prefork child; a thread and a greenlet go on, and Celery never tells of the task's end (5.7).
+    Celery (5.7) ends a prefork child; a thread or a greenlet continues, and Celery never reports the task's end.
     """
     with WorkerEnvironment(ttl=40) as env:
         env.worker(pool)
@@ -150,7 +150,7 @@ def test_base_exception(pool: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_failing_backend(pool: str) -> None:
-    """The result cannot be stored: the lease is freed before Celery tries, which then says what it says without a lock."""
+    """A result that cannot be stored: the lease is released before Celery tries, and Celery logs the same as without a lock."""
     with WorkerEnvironment(ttl=40, result_backend_transport_options={"retry_policy": {"max_retries": 0}}) as env:
         for name in ("skip", "plain"):
             env.start(pool, options=("-Q", name), result_backend="redis://127.0.0.1:1/0", task_track_started=False)
@@ -162,16 +162,14 @@ def test_failing_backend(pool: str) -> None:
         env.measured(f"30 failing result backend, {pool}: freed after the body", SOON, freed)
         env.end(env.body("plain"))
         ours, celerys = [_complaints(worker) for worker in env.workers]
-        assert bool(celerys) == (pool == "prefork"), (
-            celerys
-        )  # an error in the tracer is lost with a thread's future (5.7)
+        assert bool(celerys) == (pool == "prefork"), celerys  # a thread's future swallows an error in the tracer (5.7)
         assert celerys == ours
         assert ["PENDING"] * 2 == [result.state for result in results]
         env.finish()
 
 
 def _complaints(worker: Worker) -> list[str]:
-    """End a worker, and return what it has said in WARNINGs and worse; which task that was about is left out."""
+    """Stop a worker, and return its log lines of level WARNING and above, without task names and ids."""
     worker.process.signal(signal.SIGTERM)
     assert worker.exit_code(30) is not None, "the worker does not end"
     said = re.findall(r"^\[[^]]*: (?:WARNING|ERROR|CRITICAL)/[^]]*\] (.*)", worker.process.output(), re.MULTILINE)
