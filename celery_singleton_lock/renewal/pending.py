@@ -45,8 +45,11 @@ class PendingReleases:
     Each is confirmed twice: a store that was stopped may execute an unanswered acquire, of another connection, after the first.
     """
 
-    def __init__(self, store: LockStore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, store: LockStore, on_error: Callable[[BaseException], object], clock: Callable[[], float]
+    ) -> None:
         self._store = store
+        self._on_error = on_error
         self._clock = clock
         self._pending: dict[str, PendingRelease] = {}
 
@@ -69,8 +72,9 @@ class PendingReleases:
                 pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
             except StoreUnavailable:  # for the others, too
                 return pending.due
-            except StoreError:  # it refuses: the lease is left to expire
+            except StoreError as error:  # it refuses, and will refuse again
                 pending.confirmed = 2
+                self._on_error(StoreError(f"the lock of task id {pending.request.task_id} is left to expire: {error}"))
             if pending.confirmed >= 2:
                 self._pending.pop(pending.request.token, None)
         return min((pending.due for pending in list(self._pending.values())), default=math.inf)

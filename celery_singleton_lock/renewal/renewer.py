@@ -60,7 +60,7 @@ class Renewer(Generic[L]):
         self._handler = handler
         self._clock = clock
         self._leases: dict[str, L] = {}
-        self._pending = PendingReleases(store, clock)
+        self._pending = PendingReleases(store, on_error, clock)
         self._planned = math.inf  # when the thread renews next
         self._loop = BackgroundLoop(self.renew_due, on_error, clock)
 

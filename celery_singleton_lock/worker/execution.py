@@ -83,6 +83,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     try:
         result, sent_at = _acquire(context, wanted)
     except StoreError as error:
+        state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
         handle_store_error(task, request, config.options, wanted.lock, error)
         execution.lease = Lease(wanted.lock)
         return body()

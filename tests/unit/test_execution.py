@@ -568,6 +568,8 @@ def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: p
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
     assert f"Task x[id-1] could not acquire {task.lock_key_for()}: NOPERM" == line
     assert ["store_error"] == seen
+    renew_due(task)
+    assert [] == store.released, "a store that refuses has granted nothing"
 
 
 def test_dropped_redelivery_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -671,6 +671,18 @@ def test_pending_releases_do_not_delay_renewals(
     assert 30 == len([when for when, _, _ in store.renewals if when > begin])
 
 
+def test_refused_release_is_reported(store: Store, handler: BodyRenewal, clock: Clock) -> None:
+    """A store that refuses a pending release is reported once, with the task id; the lock is left to expire."""
+    errors: list[BaseException] = []
+    renewer = Renewer(store, handler, errors.append, clock)
+    renewer._loop = Quiet(renewer.renew_due, errors.append, clock)
+    release_later(renewer, unanswered("u"))
+    store.failure = StoreError("the store refused: NOPERM")
+    go_on(renewer, clock, clock() + 10 * TTL)
+    assert ["the lock of task id task-u is left to expire: the store refused: NOPERM"] == [str(one) for one in errors]
+    assert 1 == len(store.released)
+
+
 def test_renewals_come_before_pending_releases(
     renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
 ) -> None:
