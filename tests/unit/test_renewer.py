@@ -867,6 +867,20 @@ def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, handler:
     assert 1 == len(woken)
 
 
+def test_short_tasks_do_not_wake_the_thread(
+    renewer: Renewer[LeaseState], clock: Clock, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream of tasks that end before their first renewal wakes the thread once for each planned renewal, not for each task."""
+    woken: list[float] = []
+    monkeypatch.setattr(renewer._loop, "wake", woken.append)
+    for number in range(10):
+        lease = held(f"{number}")
+        clock.advance(TTL / 40)
+        end(renewer, lease)
+        renewer.renew_due()
+    assert 1 == len(woken)
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("unforeseen"), SystemExit(), KeyboardInterrupt(), MemoryError(), StoreError("x")]
 )
