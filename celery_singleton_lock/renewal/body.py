@@ -13,7 +13,10 @@ from celery_singleton_lock.store.protocol import LockStore, RenewResult
 
 
 class BodyRenewal:
-    """A `RenewalHandler`; also answers `Lease.ensure` past the deadline, for the threads of bodies, from `body_store`."""
+    """Handles the renewals of bodies in this process.
+
+    `verify` asks `body_store`: the threads of bodies do not share connections with the renewal thread.
+    """
 
     def __init__(
         self, store: LockStore, body_store: LockStore, events: EventLogger, clock: Callable[[], float] = now

@@ -67,5 +67,5 @@ class BackgroundLoop:
                 break
         if self._ended:
             return
-        self._next = math.inf  # whoever calls `wake` from now on is heard
+        self._next = math.inf  # a `wake` during the step counts
         self._next = min(self._next, self._step())

@@ -13,7 +13,7 @@ LONGEST_INTERVAL = 2.5  # seconds between two attempts
 
 
 class PendingRelease:
-    """A release that goes on until the store has confirmed it, and has the task's outcome if a redelivery waits for that."""
+    """A release that is repeated until the store has confirmed it. If a redelivery waits, it also records the task's outcome."""
 
     def __init__(self, request: LeaseRequest, success: bool, outcome: bool | None = None) -> None:
         self.request = request

@@ -87,7 +87,7 @@ class Renewer(Generic[L]):
     def renew_due(self) -> float:
         """Renew what is due, or nearly so, and attempt pending releases; return when the next is due."""
         time, planned = self._clock(), self._planned
-        self._planned = math.inf  # whoever adds a lease from now on wakes the thread
+        self._planned = math.inf  # a lease that is added from now on wakes the thread
         active = []
         for lease in list(self._leases.values()):
             if lease.due <= time + lease.request.ttl / 12:

@@ -77,7 +77,10 @@ class ConnectionPool:
 
 
 class _Cap:
-    """Lets so many threads in at a time, in the order in which they came: a `threading.Semaphore` may let some starve."""
+    """Limits how many threads execute commands at a time, and lets them in by turns.
+
+    With `threading.Semaphore`, some of many threads starve: a thread that has just left enters before those that wait.
+    """
 
     def __init__(self, limit: int) -> None:
         self._free = limit
