@@ -17,6 +17,7 @@ class Holder:
         age: seconds since it was granted, by the store's clock.
         remaining: seconds until the lease expires unless it is renewed.
         fence: number of the lease, which only grows from lease to lease of a task name; 0 if it is not known.
+        state: `"running"` while a body runs, `"queued"` while the message waits, or `"held"` without either.
     """
 
     task_id: str = ""
@@ -25,6 +26,7 @@ class Holder:
     age: float = 0.0
     remaining: float = 0.0
     fence: int = 0
+    state: str = "running"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""

@@ -29,6 +29,7 @@ class _Record:
     pid: int = 0
     redelivered: bool = False
     fence: int = 0
+    state: str = "running"
 
 
 class MemoryStore:
@@ -161,4 +162,4 @@ class MemoryStore:
         if record is None:
             return None
         age, remaining = self._clock() - record.since, record.expires - self._clock()
-        return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence)
+        return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence, record.state)

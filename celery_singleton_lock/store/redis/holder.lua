@@ -1,8 +1,8 @@
 -- Names the holder of a lock.
 -- KEYS  1 lock (see acquire.lua)
--- Returns {task id, node, pid, age (ms), remaining (ms), fence}, or nothing
-local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence')
+-- Returns {task id, node, pid, age (ms), remaining (ms), fence, state}, or nothing
+local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state')
 if not holder[1] then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-return {holder[1], holder[2], holder[3], now - holder[4], redis.call('PTTL', KEYS[1]), holder[5]}
+return {holder[1], holder[2], holder[3], now - holder[4], redis.call('PTTL', KEYS[1]), holder[5], holder[6]}

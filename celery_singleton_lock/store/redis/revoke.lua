@@ -2,8 +2,8 @@
 -- as revoked for a time, so that a holder that was stopped finds its lock lost and does not acquire it again.
 -- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
 -- ARGV  1 how long (ms) at least the token counts as revoked
--- Returns {task id, node, pid, age (ms), remaining (ms), fence} of that holder, or nothing
-local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'token')
+-- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
+local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
 if not holder[1] then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -15,6 +15,6 @@ redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
 redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
 redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now))
-redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[6])
+redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[7])
 redis.call('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
-return {holder[1], holder[2], holder[3], now - holder[4], left, holder[5]}
+return {holder[1], holder[2], holder[3], now - holder[4], left, holder[5], holder[6]}

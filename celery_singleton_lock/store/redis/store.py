@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from hashlib import sha1
-from pkgutil import get_data
 from typing import Any
 
 from redis.exceptions import NoScriptError
@@ -22,16 +20,9 @@ from celery_singleton_lock.store.protocol import (
 )
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool
-
-
-def _script(name: str) -> tuple[str, str]:
-    """Return the text of a Lua file and its digest."""
-    text: Any = get_data(__package__, f"{name}.lua")
-    return str(text, "utf-8"), sha1(text, usedforsecurity=False).hexdigest()
-
+from celery_singleton_lock.store.redis.scripts import Part, script
 
 _RENEW_RESULTS = {result.value: result for result in RenewResult}
-_SCRIPTS = {name: _script(name) for name in ("acquire", "renew", "reacquire", "release", "holder", "revoke")}
 
 
 class RedisStore:
@@ -50,20 +41,21 @@ class RedisStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         keys = (wanted.completed, *task_keys(wanted.base))
-        answer, *more = self._run("acquire", _request_words(wanted, keys, "1" if wanted.redelivered else ""), timeout)
+        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "")
+        answer, *more = self._run(call, timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
         return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        return [_RENEW_RESULTS[answer] for answer in self._run("renew", _renewal_words(leases), timeout)]
+        return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self._run("reacquire", _request_words(wanted, task_keys(wanted.base), str(fence)), timeout)
+        answer, done = self._run(_request_call("reacquire", wanted, task_keys(wanted.base), str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        return bool(self._run("release", _release_words(wanted, "1" if success else ""), timeout))
+        return bool(self._run(_release_call(wanted, "1" if success else ""), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -72,11 +64,11 @@ class RedisStore:
             self._command("DEL", wanted.completed, timeout=timeout)
 
     def holder(self, lock: str) -> Holder | None:
-        reply = self._run("holder", _call((lock,)))
+        reply = self._run(_call("holder", (lock,)))
         return _holder(reply) if reply else None
 
     def revoke(self, base: str, lock: str) -> Holder | None:
-        reply = self._run("revoke", _call((lock, *task_keys(base)), _ms(REVOKED_TTL)), once=True)
+        reply = self._run(_call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),)), once=True)
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -89,12 +81,12 @@ class RedisStore:
     def close(self) -> None:
         self._pool.close()
 
-    def _run(self, name: str, words: Command, timeout: float | None = None, once: bool = False) -> Any:
-        (text, digest), deadline = _SCRIPTS[name], self._deadline(timeout)
+    def _run(self, call: ScriptCall, timeout: float | None = None, once: bool = False) -> Any:
+        deadline = self._deadline(timeout)
         try:
-            return self._pool.execute(Command("EVALSHA", digest, *words.texts), deadline, once)
+            return self._pool.execute(Command("EVALSHA", call.digest, *call.texts), deadline, once)
         except NoScriptError:
-            return self._pool.execute(Command("EVAL", text, *words.texts), deadline, once)
+            return self._pool.execute(Command("EVAL", call.script, *call.texts), deadline, once)
 
     def _command(self, *words: str, timeout: float | None = None) -> Any:
         return self._pool.execute(Command(*words), self._deadline(timeout))
@@ -103,23 +95,34 @@ class RedisStore:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
 
 
-def _call(keys: Sequence[str], *arguments: str) -> Command:
-    """Return the words of a script call that come after the script."""
-    return Command(str(len(keys)), *keys, *arguments)
+class ScriptCall(Command):
+    """A script, and the words of its call that come after it."""
+
+    def __init__(self, verb: str, parts: Sequence[Part], *words: str) -> None:
+        super().__init__(*words)
+        self.script, self.digest = script(verb, tuple(part.name for part in parts))
 
 
-def _request_words(wanted: LeaseRequest, keys: Sequence[str], last: str) -> Command:
+def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: Sequence[Part] = ()) -> ScriptCall:
+    if parts:
+        keys = [*keys, *(key for part in parts for key in part.keys)]
+        arguments = [*arguments, *(argument for part in parts for argument in part.arguments)]
+    return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
+
+
+def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    return _call((wanted.lock, wanted.attempt, *keys), wanted.token, _ms(wanted.ttl), *who, last)
+    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last))
 
 
-def _release_words(wanted: LeaseRequest, success: str) -> Command:
-    return _call((_lock(wanted), wanted.attempt, wanted.completed), wanted.token, _ms(wanted.ttl), success)
+def _release_call(wanted: LeaseRequest, success: str) -> ScriptCall:
+    keys = (_lock(wanted), wanted.attempt, wanted.completed)
+    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success))
 
 
-def _renewal_words(leases: Sequence[LeaseRequest]) -> Command:
+def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
-    return _call(keys, *[word for one in leases for word in (one.token, _ms(one.ttl))])
+    return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))])
 
 
 def _lock(wanted: LeaseRequest) -> str:
@@ -132,5 +135,7 @@ def _ms(seconds: float) -> str:
 
 
 def _holder(reply: Sequence[Any]) -> Holder:
-    task_id, node, pid, age, remaining, fence = reply
-    return Holder(task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000, int(fence or 0))
+    task_id, node, pid, age, remaining, fence, state = reply
+    return Holder(
+        task_id, node, int(pid), max(0, age) / 1000, max(0, remaining) / 1000, int(fence or 0), state or "running"
+    )

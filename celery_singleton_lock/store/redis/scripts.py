@@ -1,0 +1,44 @@
+"""The scripts of the store: a Lua file for each verb, and parts of verbs for features that few tasks use.
+
+A part is the file ``<verb>_<part>.lua``. It takes the place of the line ``--@<part>`` in the verb's file in calls that use it, so
+other calls do not pay for it. Its first line names its own KEYS and ARGV, which come after those of the verb:
+``-- KEYS starts | ARGV limit, window``. Its code uses these names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha1
+from pkgutil import get_data
+from typing import Any, NamedTuple
+
+
+class Part(NamedTuple):
+    """A part of a script call."""
+
+    name: str
+    keys: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+
+
+@cache
+def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
+    """Return the text of a script, composed with these parts, and its digest."""
+    text = _read(verb)
+    names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
+    for part in parts:
+        head, _, body = _read(f"{verb}_{part}").partition("\n")
+        for declared in head.removeprefix("-- ").split(" | "):
+            kind, _, listed = declared.partition(" ")
+            names[kind] += listed.split(", ")
+        text = text.replace(f"--@{part}\n", body)
+    for kind, found in names.items():
+        for place, name in enumerate(found):
+            text = f"local {name} = {kind}[#{kind} - {len(found) - place - 1}] {text}"
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _read(name: str) -> str:
+    text: Any = get_data(__package__, f"{name}.lua")
+    return str(text, "utf-8")
