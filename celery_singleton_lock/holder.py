@@ -33,7 +33,5 @@ class Holder:
         return asdict(self)
 
     def __str__(self) -> str:
-        return (
-            f"task {self.task_id} on {self.node} (pid {self.pid}, for {self.age:.1f} s, "
-            f"expires in {self.remaining:.1f} s)"
-        )
+        where = f"on {self.node} (pid {self.pid}," if self.state == "running" else f"({self.state}"
+        return f"task {self.task_id} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"

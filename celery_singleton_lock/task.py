@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from celery._state import get_current_task
@@ -15,6 +16,7 @@ from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
+from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.worker.execution import EXECUTION, connect, run_locked
 from celery_singleton_lock.worker.request import request_class
 
@@ -36,6 +38,9 @@ class SingletonMixin:
             Default: none.
         on_duplicate: `"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`.
             Default: `"skip"`.
+        lock_from: when the lock is acquired: at the `"start"` of the body, or at `"publish"`. Default: `"start"`.
+        lock_until: when the lock is released: at the `"finish"` of the body, or at its `"start"` (only with
+            `lock_from="publish"`). Default: `"finish"`.
         lock_ttl: seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of
             that. Default: `30.0`.
         on_lock_lost: `"warn"`, or `"raise"`: `LockLost` is raised inside the body. Default: `"warn"`.
@@ -47,6 +52,8 @@ class SingletonMixin:
     unique_on: str | Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
     on_duplicate: str | Policy | Callable[..., Any] | None = None
+    lock_from: str | None = None
+    lock_until: str | None = None
     lock_ttl: float | None = None
     on_lock_lost: str | None = None
     on_store_error: str | None = None
@@ -88,6 +95,19 @@ class SingletonMixin:
         """The lock of the body that runs now; one that is not `protected` outside of a body."""
         execution = getattr(self.request_stack.top, EXECUTION, None)
         return execution.lease if execution else Lease("")
+
+    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Publish the task. With ``lock_from="publish"`` and no `task_id`, acquire its lock first; see `publish`.
+
+        Raises:
+            DuplicateTask: the lock is held, and the policy fails duplicates.
+            StoreError: the store could not be asked, and `on_store_error` or a refusal says so.
+            SignatureError: an argument has no stable form.
+        """
+        send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
+        if not more and options.get("task_id") is None and is_locked_at_publish(self):
+            return publish(self, args or (), kwargs or {}, options, send)
+        return send()
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """Return the lock key of a call with these arguments.

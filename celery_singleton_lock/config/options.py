@@ -102,6 +102,13 @@ class Options:
         f"be {', '.join(map(repr, NAMED))}, a policy object or a callable that takes (task, holder)",
         ', '.join(f'`"{name}"`' for name in NAMED) + ', a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
+    lock_from: str = _row(
+        "start", ("start", "publish").__contains__, "be one of 'start', 'publish'",
+        'when the lock is acquired: at the `"start"` of the body, or at `"publish"`')
+    lock_until: str = _row(
+        "finish", ("finish", "start").__contains__, "be one of 'finish', 'start'",
+        'when the lock is released: at the `"finish"` of the body, or at its `"start"` '
+        '(only with `lock_from="publish"`)')
     lock_ttl: float = _row(
         30.0, lambda value: _is_seconds(value) and value >= 1, "be a number of seconds, from 1 to a year",
         "seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of that",
@@ -133,6 +140,10 @@ class Settings:
         1.0, _is_seconds, "be a number of seconds above 0 and at most a year",
         "seconds for a whole store call, connecting included (name resolution excepted); "
         "a renewal waits `lock_ttl / 6` at most", read=float)
+    queue_ttl: float = _row(
+        3600.0, _is_seconds, "be a number of seconds above 0 and at most a year",
+        'seconds that a published message keeps its lock before it starts, with `lock_from="publish"`; '
+        "its countdown or ETA comes on top, and it never exceeds `expires`", read=float)
     pool_limit: int = _row(
         10, lambda value: isinstance(value, int) and not _is_bool(value) and value >= 1, "be a number from 1",
         "connections that a threads, gevent or eventlet worker may open, at least 2; "

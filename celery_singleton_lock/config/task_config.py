@@ -74,6 +74,10 @@ def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Opt
             value, source = setting(f"singleton_{option}"), f"setting singleton_{option} (task {name})"
         found[option] = row.checked(value, source)
     options = Options(**found)
+    if options.lock_until == "start" and options.lock_from == "start":
+        raise ConfigurationError(
+            f"task {name}: lock_until='start' with lock_from='start': there is nothing to lock, use lock_from='publish'"
+        )
     try:
         return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key)
     except ConfigurationError as error:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts
@@ -15,8 +15,11 @@ LONGEST_INTERVAL = 2.5  # seconds between two attempts
 class PendingRelease:
     """A release that is repeated until the store has confirmed it. If a redelivery waits, it also records the task's outcome."""
 
-    def __init__(self, request: LeaseRequest, success: bool, outcome: bool | None = None) -> None:
+    def __init__(
+        self, request: LeaseRequest, success: bool, outcome: bool | None = None, kept: Kept | None = None
+    ) -> None:
         self.request = request
+        self.kept = kept  # what the lock becomes instead of free
         self.success = success  # whether the body returned
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
@@ -31,7 +34,7 @@ class PendingRelease:
             StoreError: the store did not confirm it.
         """
         outcome = self.outcome
-        self.redelivery_waits = store.release(self.request, self.success, timeout)
+        self.redelivery_waits = store.release(self.request, self.success, timeout, self.kept)
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:

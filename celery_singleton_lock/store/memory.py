@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store import protocol
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest, RenewResult
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -49,6 +49,8 @@ class MemoryStore:
             if completed and completed.token == "success":
                 return AcquireResult(AcquireStatus.COMPLETED)
             record = completed or self._find(wanted.lock)
+            if record and record.token == protocol.queued_token(wanted.task_id) != wanted.token:
+                record = self._records.pop(wanted.lock) and None
             if record and record.token != wanted.token:
                 record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
@@ -60,6 +62,7 @@ class MemoryStore:
         if record is None:
             fence = self._note_fence(wanted.base, wanted.lock, wanted.ttl, fence)
             record = _Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
+            record.state = "queued" if wanted.queued else record.state
         record.expires = self._clock() + wanted.ttl
         self._records[wanted.lock] = record
         if wanted.supervised:
@@ -102,13 +105,19 @@ class MemoryStore:
                 return RenewResult.LOST, record is None
             return RenewResult.RENEWED, record is None
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+    ) -> bool:
         with self._mutex:
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing = f"finishing:{wanted.token}"
             if record and record.token == wanted.token:
-                del self._records[lock]
+                if kept:
+                    expires = self._clock() + kept.ttl
+                    self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)
+                else:
+                    del self._records[lock]
                 self._records.pop(wanted.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:

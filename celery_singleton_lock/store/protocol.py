@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
 
@@ -28,6 +28,7 @@ class LeaseRequest:
     pid: int = 0
     supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
+    queued: bool = False  # a reservation: no worker has started the message
     lock: str = field(init=False)  # key of the lock
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
@@ -41,6 +42,19 @@ class LeaseRequest:
 def task_keys(base: str) -> tuple[str, str, str]:
     """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
     return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
+
+
+def queued_token(task_id: str) -> str:
+    """Return the token of a message's reservation, which any delivery of the message may turn into its lease: it is no secret."""
+    return f"queued:{task_id}"
+
+
+class Kept(NamedTuple):
+    """What a lock becomes at its release, instead of free."""
+
+    state: str  # of its holder
+    ttl: float  # seconds
+    token: str = ""  # of its owner; empty: nobody
 
 
 class AcquireStatus(Enum):
@@ -83,7 +97,7 @@ class LockStore(Protocol):
     """
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        """Acquire the lock if it is free or this token's already; return the lease's fence, or why not."""
+        """Acquire the lock if it is free, this token's already, or reserved for this task id; return its fence, or why not."""
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         """Extend the leases that these tokens own; return a result for each, never `LOST`."""
@@ -91,10 +105,13 @@ class LockStore(Protocol):
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+    ) -> bool:
         """Delete the lock if this token owns it; return whether a redelivery waits for the outcome (see `record_outcome`).
 
-        The redelivery waits for a TTL; a release that is sent again lets it wait for another.
+        The redelivery waits for a TTL; a release that is sent again lets it wait for another. `kept` says what the lock becomes
+        instead of free.
         """
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from celery.exceptions import Retry
 from celery.signals import task_postrun
 from celery.utils.nodenames import gethostname
 
@@ -19,7 +20,8 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.renewal.pending import PendingRelease
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
+from celery_singleton_lock.reservation import kept_for_retry
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
@@ -91,8 +93,12 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         state.unreleased = False
         return handle_duplicate(task, request, config.options, wanted, result)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
-    execution.lease = Lease(wanted.lock, state)
     forget_retry_state(request)
+    if config.options.lock_until == "start":
+        _release(execution, state, success=False)
+        execution.lease = Lease(wanted.lock)
+        return body()
+    execution.lease = Lease(wanted.lock, state)
     return _run_body(execution, state, body, is_interrupted=config.options.on_lock_lost == "raise")
 
 
@@ -111,7 +117,7 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
 
 
 def _run_body(execution: Execution, state: LeaseState, body: Body, is_interrupted: bool) -> Any:
-    success = False
+    success, kept = False, None
     try:
         if is_interrupted:
             state.interrupt = interrupt_here(state.request.lock, execution.context.callbacks.call_in_loop)
@@ -120,8 +126,11 @@ def _run_body(execution: Execution, state: LeaseState, body: Body, is_interrupte
         result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
         return result
+    except Retry as retry:
+        kept = kept_for_retry(state.task, state.task.request, state.request, retry)
+        raise
     finally:
-        _release(execution, state, success)
+        _release(execution, state, success, kept)
 
 
 def _run_interruptible(state: LeaseState, body: Body) -> Any:
@@ -137,14 +146,14 @@ def _run_interruptible(state: LeaseState, body: Body) -> Any:
         raise
 
 
-def _release(execution: Execution, state: LeaseState, success: bool) -> None:
+def _release(execution: Execution, state: LeaseState, success: bool, kept: Kept | None = None) -> None:
     """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
     request, renewer = state.request, execution.context.renewer
     if request.pid != os.getpid():  # a process that the body forked owns nothing
         return
     state.ended = True
     renewer.remove(state)
-    pending = PendingRelease(request, success)
+    pending = PendingRelease(request, success, kept=kept)
     if state.unreleased:
         try:
             pending.send(execution.context.store)

@@ -45,7 +45,7 @@ def handle_duplicate(
             _check_redelivery_later(task, request, options, error)
         logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
         raise Ignore("another worker runs this broadcast task")
-    policy, decision = _decide(task, request, _policy_of(task, options, holder), holder)
+    policy, decision = _decide(task, request, policy_of(task, options, holder), holder)
     send(signals.duplicate, task, key=key, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, SkipRun):
         return _skip(task, request, decision.result, error)
@@ -74,7 +74,12 @@ def handle_store_error(task: Any, request: Any, options: Options, key: str, erro
         raise error
 
 
-def _policy_of(task: Any, options: Options, holder: Holder) -> Policy:
+def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
+    """Return the policy for a duplicate of this holder.
+
+    Raises:
+        ConfigurationError: the task's callable returned something else.
+    """
     chosen = options.on_duplicate
     if not callable(chosen):
         return chosen

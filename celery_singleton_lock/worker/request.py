@@ -9,6 +9,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
+from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
 from celery_singleton_lock.worker.supervisor import Supervisor
@@ -42,6 +43,16 @@ class DeliveryMixin:
                 self.supervisor.accepted(pid, self._lease_request(pid), self._is_running)
             except Exception:  # an error here would leave the message without an acknowledgement
                 logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
+
+    def revoked(self: Any) -> bool:
+        """Tell whether the message was revoked or has expired; then no worker will start it, so its reservation ends."""
+        is_revoked = bool(super().revoked())  # type: ignore[misc]
+        if is_revoked:
+            try:
+                free_reservation(self.task, self.id, self.args, self.kwargs)
+            except Exception as error:  # it expires
+                logger.warning("Task %s[%s]: its reservation could not be released: %s", self.name, self.id, error)
+        return is_revoked
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = config_for(self.task)

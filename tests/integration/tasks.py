@@ -25,7 +25,7 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock import Holder, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
 from celery_singleton_lock import signals as lock_signals
 from tests.integration.recorder import Recorder
 
@@ -198,6 +198,15 @@ def _copy_request(task: Task, tag: str, seconds: float) -> str:
     return "a token was shown" if lease._state.request.token.encode() in shown else "copied"
 
 
+def _retry_other(task: Task, tag: str, seconds: float) -> str:
+    """Retry with arguments of another signature."""
+    raise task.retry(args=(f"{tag}-other",), kwargs={"acts": "return"}, countdown=seconds)
+
+
+def _publish_self(task: Task, tag: str, seconds: float) -> str:
+    return f"published {task.delay(tag).id}"
+
+
 def _return(task: Task, tag: str, seconds: float) -> str:
     return "done"
 
@@ -222,6 +231,8 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _die,
         _drop_slow,
         _copy_request,
+        _retry_other,
+        _publish_self,
         _return,
     )
 }
@@ -402,6 +413,11 @@ class FragileCelery(Celery):
         return super().send_task(*args, **kwargs)
 
 
+def by_state(task: Task, holder: Holder) -> str:
+    """Skip a duplicate of a message that waits, and fail one of a body that runs."""
+    return "skip" if holder.state == "queued" else "raise"
+
+
 #: Name of a job -> its task options. Each is ``job.<name>``, bound, with ``acts`` as its body.
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {"singleton": False},
@@ -443,6 +459,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "hooked": {"base": Hooked, "on_duplicate": "skip"},
     "hooked_retry": {"base": Hooked, "on_duplicate": SOON},
     "hooked_raise": {"base": Hooked, "on_duplicate": "raise"},
+    "publish": {"lock_from": "publish"},
+    "publish_raise": {"lock_from": "publish", "on_duplicate": "raise"},
+    "publish_retry": {"lock_from": "publish", "on_duplicate": SOON},
+    "publish_chosen": {"lock_from": "publish", "on_duplicate": by_state},
+    "publish_until_start": {"lock_from": "publish", "lock_until": "start"},
+    "publish_comes_back": {"lock_from": "publish", "acks_late": True, "reject_on_worker_lost": True},
+    "publish_run": {"lock_from": "publish", "on_store_error": "run"},
+    "publish_strict": {"lock_from": "publish", "on_store_error": "raise"},
     "rude_call": {"base": RudeCall},
     "rude_before_start": {"base": RudeBeforeStart},
 }

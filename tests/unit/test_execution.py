@@ -99,7 +99,7 @@ class Store(MemoryStore):
             self.on_outcome.pop(0)()
         super().record_outcome(wanted, success)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Any = None) -> bool:
         if self.unreachable:
             raise StoreUnavailable("unreachable")
         if self.on_release:

@@ -56,7 +56,7 @@ class Store(MemoryStore):
             raise self.failure
         return super().acquire(wanted, timeout)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Any = None) -> bool:
         self.released.append((self.clock(), wanted.token))
         self.clock.advance(min(self.release_takes, timeout or math.inf))
         if self.failure:

@@ -36,7 +36,7 @@ class Store(MemoryStore):
             raise StoreUnavailable("away")
         return super().renew(claims, timeout)
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None, kept: object = None) -> bool:
         self.releases.append(claim.token)
         if self.away:
             raise StoreUnavailable("away")
@@ -268,7 +268,7 @@ def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: 
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 
-    def broken(one: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def broken(one: LeaseRequest, success: bool, timeout: float | None = None, kept: object = None) -> bool:
         for error in failing:
             raise error
         return release(one, success)

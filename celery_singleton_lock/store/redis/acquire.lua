@@ -1,4 +1,4 @@
--- Acquires a lock if it is free or this token's already; otherwise names its holder.
+-- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token, task, node, pid, since (ms), fence; `state` unless a body runs; `redelivered` once its task id came again
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
@@ -15,8 +15,12 @@ local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'sin
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if owner and owner ~= ARGV[1] then
-  if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
-  return {'held', holder[2], holder[3], holder[4], now - holder[5], redis.call('PTTL', KEYS[1]), fence, holder[7]}
+  if owner ~= 'queued:' .. ARGV[3] then
+    if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
+    return {'held', holder[2], holder[3], holder[4], now - holder[5], redis.call('PTTL', KEYS[1]), fence, holder[7]}
+  end
+  redis.call('DEL', KEYS[1])
+  owner = nil
 end
 if not owner then
   local number = math.max((redis.call('GET', KEYS[4]) or 0) + 1, time[1] * 1000000 + time[2])
@@ -27,6 +31,7 @@ if not owner then
   redis.call('PEXPIRE', KEYS[5], ARGV[2])
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
              'since', string.format('%.0f', now), 'fence', fence)
+  --@queued
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end

@@ -9,6 +9,7 @@ local holder = lock and redis.call('HMGET', lock, 'token', 'redelivered') or {}
 if holder[1] ~= ARGV[1] then -- another's, or released before: the redelivery waits for another TTL
   return redis.call('GET', KEYS[3]) == finishing and redis.call('PEXPIRE', KEYS[3], ARGV[2]) or 0
 end
+--@kept
 redis.call('DEL', lock, KEYS[2])
 if not holder[2] or ARGV[3] ~= '1' then return 0 end
 redis.call('SET', KEYS[3], finishing, 'PX', ARGV[2])

@@ -14,6 +14,7 @@ from celery_singleton_lock.store.protocol import (
     REVOKED_TTL,
     AcquireResult,
     AcquireStatus,
+    Kept,
     LeaseRequest,
     RenewResult,
     task_keys,
@@ -54,8 +55,10 @@ class RedisStore:
         answer, done = self._run(_request_call("reacquire", wanted, task_keys(wanted.base), str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        return bool(self._run(_release_call(wanted, "1" if success else ""), timeout))
+    def release(
+        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+    ) -> bool:
+        return bool(self._run(_release_call(wanted, "1" if success else "", kept), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -112,12 +115,14 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 
 def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last))
+    parts = (Part("queued"),) if wanted.queued else ()
+    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
-def _release_call(wanted: LeaseRequest, success: str) -> ScriptCall:
+def _release_call(wanted: LeaseRequest, success: str, kept: Kept | None) -> ScriptCall:
     keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success))
+    parts = (Part("kept", (), (kept.token, kept.state, _ms(kept.ttl))),) if kept else ()
+    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success), parts)
 
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:

@@ -1,0 +1,95 @@
+"""Locks that are acquired when a task is published (``lock_from="publish"``).
+
+The publisher acquires the lock with the message's task id: a reservation. The delivery that starts this message turns it into a
+lease. A message that was given a task id, such as a member of a chain, group or chord, is sent without a reservation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery.utils import uuid
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.config.task_config import TaskConfig, config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
+from celery_singleton_lock.events import send as send_signal
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
+from celery_singleton_lock.reservation import lifetime, reservation
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.worker.outcome import policy_of
+
+
+def is_locked_at_publish(task: Any) -> bool:
+    """Tell whether a call of a task acquires the lock. It needs no store, as most publishers have none."""
+    conf = task.app.conf
+    chosen = task.lock_from or conf.get("singleton_lock_from")
+    return chosen == "publish" and not conf.task_always_eager and getattr(type(task).__call__, "_singleton", False)
+
+
+def publish(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], send: Callable[..., Any]
+) -> Any:
+    """Publish a call unless it is a duplicate; return its `AsyncResult`, with the `Holder` that it met as `duplicate`, or None.
+
+    Arguments:
+        options: of `apply_async`.
+        send: publishes the call under a `task_id`.
+    """
+    config = config_for(task)
+    if not config.options.singleton:
+        return send()
+    ttl = lifetime(task, options.get("countdown") or options.get("eta"), options.get("expires") or task.expires)
+    wanted = reservation(config, uuid(), args, kwargs, ttl)
+    holder = _reserve(task, config, wanted)
+    if holder is not None:
+        existing = _instead(task, config, wanted, holder)
+        if existing is not None:
+            return existing
+    try:
+        result = send(task_id=wanted.task_id)
+    except BaseException:
+        if holder is None:
+            _cancel(task, wanted)
+        raise
+    result.duplicate = holder
+    return result
+
+
+def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | None:
+    """Acquire the lock for a message; return who holds it instead."""
+    try:
+        result = context_of(task.app).store.acquire(wanted)
+    except StoreError as error:
+        logger.warning("Task %s[%s] could not acquire %s: %s", task.name, wanted.task_id, wanted.lock, error)
+        send_signal(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
+        if not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise":
+            raise
+        return None
+    return result.holder if result.status is AcquireStatus.HELD else None
+
+
+def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> Any:
+    """Return the holder's result if the policy skips the call, None if it is to be sent."""
+    policy = policy_of(task, config.options, holder)
+    decision = policy.decide(Duplicate(holder))
+    if not isinstance(decision, (SkipRun, Fail)):
+        return None
+    send_signal(signals.duplicate, task, key=wanted.lock, task_id=wanted.task_id, holder=holder, policy=policy)
+    if isinstance(decision, Fail):
+        raise DuplicateTask(wanted.lock, holder)
+    logger.info("Task %s was not published: %s is held by %s", task.name, wanted.lock, holder)
+    result = task.AsyncResult(holder.task_id)
+    result.duplicate = holder
+    return result
+
+
+def _cancel(task: Any, wanted: LeaseRequest) -> None:
+    try:
+        context_of(task.app).store.release(wanted, success=False)
+    except StoreError as error:  # it expires
+        logger.warning("Task %s[%s]: its reservation could not be released: %s", task.name, wanted.task_id, error)

@@ -1,0 +1,66 @@
+"""Reservations: locks of messages that no worker has started yet (``lock_from="publish"``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from celery.exceptions import Retry
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from celery_singleton_lock.config.task_config import TaskConfig, config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.errors import SignatureError
+from celery_singleton_lock.renewal.pending import PendingRelease
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, queued_token
+
+
+def reservation(
+    config: TaskConfig, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], ttl: float
+) -> LeaseRequest:
+    """Return the request for a reservation of this message."""
+    digest = config.digest(args, kwargs)
+    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True)
+
+
+def free_reservation(task: Any, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Release the reservation of a message that no worker will start, in the background."""
+    config = config_for(task)
+    if config.options.lock_from == "publish":
+        wanted = reservation(config, task_id, args, kwargs, config.options.lock_ttl)
+        context_of(task.app).renewer.release_later(PendingRelease(wanted, success=False, outcome=False))
+
+
+def kept_for_retry(task: Any, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:
+    """Return the reservation that a lease becomes when its task retries itself with the same signature."""
+    config = config_for(task)
+    options = config.options
+    if options.lock_from == "start" or options.lock_until == "start" or retry.sig is None:
+        return None
+    try:
+        digest = config.digest(retry.sig.args, retry.sig.kwargs)
+    except (TypeError, SignatureError):
+        return None
+    if digest != lease.digest:
+        return None
+    return Kept("queued", lifetime(task, retry.when, request.expires), queued_token(request.id))
+
+
+def lifetime(task: Any, starts: Any, expires: Any) -> float:
+    """Return the seconds that a reservation lasts: `singleton_lock_queue_ttl` after the start, but not past the expiry.
+
+    Both times are seconds from now, datetimes or ISO texts, as Celery takes them.
+    """
+    lifetime = context_of(task.app).settings.queue_ttl + max(0.0, _seconds(task.app, starts) or 0.0)
+    until = _seconds(task.app, expires)
+    return lifetime if until is None else max(0.001, min(lifetime, until))
+
+
+def _seconds(app: Any, time: Any) -> float | None:
+    """Return the seconds from now to a time; None if there is none."""
+    if isinstance(time, str):
+        time = maybe_iso8601(time)
+    if isinstance(time, datetime):
+        return float((maybe_make_aware(time, app.timezone) - app.now()).total_seconds())
+    return None if time is None else float(time)

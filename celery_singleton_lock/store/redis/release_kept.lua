@@ -1,0 +1,6 @@
+-- ARGV kept_token, kept_state, kept_ttl
+-- The lock becomes another owner's, or nobody's, for a time (ms).
+redis.call('HSET', lock, 'token', kept_token, 'state', kept_state)
+redis.call('HDEL', lock, 'redelivered')
+redis.call('PEXPIRE', lock, kept_ttl)
+lock = KEYS[2] -- is deleted instead
