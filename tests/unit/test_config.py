@@ -658,3 +658,10 @@ def test_help_shows_the_options(name: str) -> None:
 def test_options_are_attributes() -> None:
     """Each option of the table, and nothing else, is a class attribute that is None until a task sets it."""
     assert dict.fromkeys(TASK_OPTIONS) == {name: vars(SingletonMixin)[name] for name in SingletonMixin.__annotations__}
+
+
+def test_lock_until_start_needs_a_lock_at_publish() -> None:
+    """A lock that is acquired at the start and released at the start locks nothing, so it is refused."""
+    with pytest.raises(ConfigurationError, match="sync: lock_until='start' with lock_from='start'"):
+        bound(make_app(), lock_until="start")
+    assert "start" == options(bound(make_app(), lock_until="start", lock_from="publish")).lock_until
