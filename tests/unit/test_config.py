@@ -42,6 +42,8 @@ DEFAULTS = {
     "unique_on": None,
     "lock_key": None,
     "on_duplicate": Skip(),
+    "lock_from": "start",
+    "lock_until": "finish",
     "lock_ttl": 30.0,
     "on_lock_lost": "warn",
     "on_store_error": "retry",
@@ -51,6 +53,7 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "unique_on": (["account"], ["kind"]),
     "lock_key": ("{account}", "{kind}"),
     "on_duplicate": ("retry", "raise"),
+    "lock_from": ("publish", "start"),
     "lock_ttl": (5, 60),
     "on_lock_lost": ("raise", "warn"),
     "on_store_error": ("run", "raise"),
@@ -660,7 +663,7 @@ def test_options_are_attributes() -> None:
     assert dict.fromkeys(TASK_OPTIONS) == {name: vars(SingletonMixin)[name] for name in SingletonMixin.__annotations__}
 
 
-def test_lock_until_start_needs_a_lock_at_publish() -> None:
+def test_lock_until_start_needs_a_lock_at_publish(make_app: MakeApp) -> None:
     """A lock that is acquired at the start and released at the start locks nothing, so it is refused."""
     with pytest.raises(ConfigurationError, match="sync: lock_until='start' with lock_from='start'"):
         bound(make_app(), lock_until="start")
