@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIRST, LEASE = "app = Celery(", "lease.ensure()"
+FIRST, LEASE, PUBLISH = "app = Celery(", "lease.ensure()", "report.delay"
 
 
 class Names(dict[str, Any]):
@@ -72,7 +72,7 @@ def names() -> Iterator[Names]:
 
 def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
-    marks = (FIRST, LEASE, "DjangoTask", "def by_age", "lock_lost.connect", "memory_store")
+    marks = (FIRST, LEASE, "DjangoTask", "def by_age", "lock_lost.connect", "memory_store", PUBLISH)
     names.run()
 
     assert [1] * len(BLOCKS) == [sum(mark in block for mark in marks) for block in BLOCKS]
@@ -118,6 +118,25 @@ def test_lease(names: Names) -> None:
     with memory_store(app):
         assert LockLost is type(export.apply((42,)).result)
     assert [("store", "42, page 1")] == names.calls
+
+
+def test_publish(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call publishes nothing, and returns the result of the first, with its holder."""
+    names.run()
+    sent = []
+
+    def send_task(name: str, *args: Any, task_id: str = "", **options: Any) -> Any:
+        sent.append(name)
+        return names["app"].AsyncResult(task_id)
+
+    monkeypatch.setattr(names["app"], "send_task", send_task)
+    with memory_store(names["app"]):
+        names["build_report"] = str
+        (block,) = (block for block in BLOCKS if PUBLISH in block)
+        exec(compile(block, str(README), "exec"), names)
+    assert ["shop.tasks.report"] == sent
+    assert names["result"].id == names["again"].id == names["again"].duplicate.task_id
+    assert "queued" == names["again"].duplicate.state
 
 
 def test_django(names: Names) -> None:
