@@ -12,7 +12,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.policies import Policy, Raise, RetryLater, Skip
+from celery_singleton_lock.policies import Policy, Raise, RetryLater, RunOnceMore, Skip, Wait
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Policy",
     "Raise",
     "RetryLater",
+    "RunOnceMore",
     "SignatureError",
     "SingletonError",
     "SingletonMixin",
@@ -31,5 +32,6 @@ __all__ = [
     "Skip",
     "StoreError",
     "StoreUnavailable",
+    "Wait",
     "signals",
 ]

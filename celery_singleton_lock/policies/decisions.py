@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from celery_singleton_lock.holder import Holder
 
@@ -15,13 +15,18 @@ class Duplicate:
     times: int = 0  # how often the message was published again so far
     waited: float = 0.0  # seconds of delay in all of these
     can_run_later: bool = True  # false in an eager run and for a broadcast message
+    waiting: int = 0  # how many messages wait in line
+    head: str = ""  # task id of the first of them
+    is_waiting: bool = False  # whether this message is one of them
+    has_waited: bool = False  # whether it has ever been
 
 
 @dataclass(frozen=True)
 class SkipRun:
-    """Do not run the body; store SUCCESS with this result."""
+    """Do not run the body; store SUCCESS with this result. `pending` is the task id of a waiting run that stands for this one."""
 
     result: Any = None
+    pending: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,15 +40,33 @@ class RunLater:
 
 
 @dataclass(frozen=True)
+class Enqueue:
+    """Wait in line for the lock.
+
+    An eager run fails instead, and a broadcast message is skipped. If there is no room, the policy is asked again.
+
+    Arguments:
+        room: how many messages may wait, this one included.
+        replace: whether this message takes the place of all that wait, which then end as skipped.
+    """
+
+    room: int
+    replace: bool = False
+
+
+@dataclass(frozen=True)
 class Fail:
     """Do not run the body; raise `DuplicateTask`."""
 
 
-Decision: TypeAlias = SkipRun | RunLater | Fail
+Decision: TypeAlias = SkipRun | RunLater | Enqueue | Fail
 
 
 class Policy(ABC):
     """Decides what happens to duplicates, without any side effect; `worker.outcome` acts on the decision, and logs it."""
+
+    #: Whether duplicates wait in line. Then newcomers ask the line, too, so that they do not overtake.
+    uses_line: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, duplicate: Duplicate) -> Decision:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore, Waiting
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts
@@ -26,6 +26,7 @@ class PendingRelease:
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
+        self.line_waits = False  # for the lock, which is reserved for its head
 
     def send(self, store: LockStore, timeout: float | None = None) -> None:
         """Release the lock, or keep a redelivery waiting; tell it the outcome once that is known.
@@ -34,7 +35,8 @@ class PendingRelease:
             StoreError: the store did not confirm it.
         """
         outcome = self.outcome
-        self.redelivery_waits = store.release(self.request, self.success, timeout, self.kept)
+        waiting = store.release(self.request, self.success, timeout, self.kept)
+        self.redelivery_waits, self.line_waits = Waiting.REDELIVERY in waiting, Waiting.LINE in waiting
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:

@@ -11,7 +11,16 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store import protocol
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest, RenewResult
+from celery_singleton_lock.store.memory_line import Line
+from celery_singleton_lock.store.protocol import (
+    AcquireResult,
+    AcquireStatus,
+    Kept,
+    LeaseRequest,
+    Place,
+    RenewResult,
+    Waiting,
+)
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -40,6 +49,8 @@ class MemoryStore:
         self._mutex = native_lock()
         self._records: dict[str, _Record] = {}
         self._releases = 0
+        self._lines: dict[str, Line] = {}
+        self._used: dict[str, dict[str, tuple[float, str]]] = {}
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         with self._mutex:
@@ -51,10 +62,58 @@ class MemoryStore:
             record = completed or self._find(wanted.lock)
             if record and record.token == protocol.queued_token(wanted.task_id) != wanted.token:
                 record = self._records.pop(wanted.lock) and None
+            if wanted.place and not completed:
+                answer = self._in_line(wanted, wanted.place, record)
+                if answer:
+                    return answer
+                record = self._find(wanted.lock)
             if record and record.token != wanted.token:
                 record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted))
+
+    def _in_line(self, wanted: LeaseRequest, place: Place, record: _Record | None) -> AcquireResult | None:
+        """Answer a request for which the line counts, or return None if the lock is to be granted."""
+        line = self._line(wanted)
+        refused = line.refused(place)
+        if refused:
+            return AcquireResult(refused)
+        head = line.head(place.ticket, place.replace)
+        if record and record.token == protocol.LINE_TOKEN and head in ("", place.ticket):
+            record = self._records.pop(wanted.lock) and None
+        if (record is None and head in ("", place.ticket)) or (record and record.token == wanted.token):
+            line.use(place.ticket, str(place.copy))
+            return None
+        if not place.room and line.is_outdated(place):
+            return AcquireResult(AcquireStatus.DROPPED)
+        if place.room:
+            line.join(wanted, place)
+        first = line.waiting.get(line.head())
+        task_id, is_waiting = first.task_id if first else "", place.ticket in line.waiting
+        if record and record.task_id == wanted.task_id:
+            record.redelivered = True
+        holder = self._holder(record) or Holder(task_id, state="queued")
+        return AcquireResult(AcquireStatus.HELD, holder, 0, len(line.waiting), task_id, is_waiting)
+
+    def _line(self, wanted: LeaseRequest) -> Line:
+        used = self._used.setdefault(wanted.base, {})
+        return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
+
+    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
+        with self._mutex:
+            record = self._find(wanted.lock)
+            if record is None or record.token != protocol.LINE_TOKEN:
+                return ""
+            head = self._line(wanted).wake(wanted.ttl)
+            if head is None:
+                del self._records[wanted.lock]
+                return ""
+            record.task_id, record.expires = head.task_id, self._clock() + wanted.ttl
+            return head.message
+
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
+        with self._mutex:
+            self._line(wanted).use(ticket, "")
 
     def _grant(self, wanted: LeaseRequest, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
@@ -107,12 +166,15 @@ class MemoryStore:
 
     def release(
         self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
-    ) -> bool:
+    ) -> Waiting:
         with self._mutex:
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
-            finishing = f"finishing:{wanted.token}"
+            finishing, line_waits = f"finishing:{wanted.token}", Waiting.NOBODY
             if record and record.token == wanted.token:
+                line = self._lines.get(lock.replace(":lock:", ":", 1))
+                if not kept and line and line.waiting:
+                    kept, line_waits = Kept("queued", wanted.ttl, protocol.LINE_TOKEN), Waiting.LINE
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)
@@ -127,7 +189,7 @@ class MemoryStore:
                 waits = completed is not None and completed.token == finishing
             if waits:
                 self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
-            return waits
+            return line_waits | (Waiting.REDELIVERY if waits else Waiting.NOBODY)
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntFlag
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
+#: How long late copies of a message that waited in line are dropped, in seconds.
+COPY_TTL = 3600.0
 #: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
 REVOKED_TTL = 3600.0
+
+
+class Place(NamedTuple):
+    """What a delivery says of its place in the line of its signature.
+
+    Arguments:
+        ticket: of its message; empty if the message has not waited.
+        copy: number of this copy of the message, which grows from copy to copy.
+        room: how many may wait, this message included, if it is to join; 0 if it is not.
+        replace: whether it takes the place of all that wait.
+        next_copy: number of the copy that was published with a delay.
+        due: seconds until when that copy comes at the latest; after that the place is lost.
+        message: what starts the message at once; empty if only the copy can.
+    """
+
+    ticket: str = ""
+    copy: float = 0.0
+    room: int = 0
+    replace: bool = False
+    next_copy: float = 0.0
+    due: float = 0.0
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -29,6 +53,7 @@ class LeaseRequest:
     supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
     queued: bool = False  # a reservation: no worker has started the message
+    place: Place | None = None  # where the line counts: the lock is only free for its head
     lock: str = field(init=False)  # key of the lock
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
@@ -42,6 +67,15 @@ class LeaseRequest:
 def task_keys(base: str) -> tuple[str, str, str]:
     """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
     return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
+
+
+def line_keys(base: str, digest: str) -> tuple[str, str, str]:
+    """Return the keys of a signature's line: the tickets in order, their messages, and the task name's used tickets."""
+    return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
+
+
+#: Token of a lock that is reserved for the head of its line.
+LINE_TOKEN = "queued:line"
 
 
 def queued_token(task_id: str) -> str:
@@ -66,15 +100,30 @@ class AcquireStatus(Enum):
     COMPLETED = "completed"
     #: The lock was revoked from this very delivery.
     REVOKED = "revoked"
+    #: Another copy of this message has started, or comes later.
+    DROPPED = "dropped"
+    #: Another message has taken this one's place in the line.
+    SUPERSEDED = "superseded"
 
 
 @dataclass(frozen=True)
 class AcquireResult:
-    """The answer to a request, with the lease's fence if granted, and with the holder if held."""
+    """The answer to a request, with the lease's fence if granted, and with the holder and the line if held."""
 
     status: AcquireStatus
     holder: Holder | None = None
     fence: int = 0
+    waiting: int = 0  # how many messages wait in line
+    head: str = ""  # task id of the first of them
+    is_waiting: bool = False  # whether this message is one of them
+
+
+class Waiting(IntFlag):
+    """Who waits for a lock that is released."""
+
+    NOBODY = 0
+    REDELIVERY = 1  # for the outcome: see `LockStore.record_outcome`
+    LINE = 2  # for the lock, which is reserved for the head of the line: see `LockStore.wake`
 
 
 class RenewResult(Enum):
@@ -107,15 +156,21 @@ class LockStore(Protocol):
 
     def release(
         self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
-    ) -> bool:
-        """Delete the lock if this token owns it; return whether a redelivery waits for the outcome (see `record_outcome`).
+    ) -> Waiting:
+        """Delete the lock if this token owns it, or reserve it for the head of its line; return who waits.
 
-        The redelivery waits for a TTL; a release that is sent again lets it wait for another. `kept` says what the lock becomes
+        A redelivery waits for a TTL; a release that is sent again lets it wait for another. `kept` says what the lock becomes
         instead of free.
         """
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
+
+    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
+        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish."""
+
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
+        """Take a message out of the line, and have its copies dropped; return nothing."""
 
     def holder(self, lock: str) -> Holder | None:
         """Return who holds this lock, or None."""

@@ -32,13 +32,15 @@ class RetryState(NamedTuple):
     times: int = 0  # as a duplicate, or because the store was unreachable
     waited: float = 0.0  # seconds of delay in all of these
     redelivery_checks: int = 0  # since then, to find out how another delivery of the same message ended
+    ticket: str = ""  # of its place in the line, if it has waited there
+    copy: float = 0.0  # number of this copy, which grows from copy to copy
 
 
 def retry_state_of(request: Any) -> RetryState:
     """Return how often the message of a request was published again."""
     # Not from `request.headers`: Datadog and older Sentry nest a dict in the headers, and Celery then shows only that one.
     found = request.get(RETRY_STATE_HEADER) or {}
-    return RetryState(found.get("times", 0), found.get("waited", 0.0), found.get("redelivery_checks", 0))
+    return RetryState(**{name: found[name] for name in RetryState._fields if name in found})
 
 
 def forget_retry_state(request: Any) -> None:
@@ -52,8 +54,12 @@ def is_redelivered(request: Any) -> bool:
     return bool((request.delivery_info or {}).get("redelivered")) or retry_state_of(request).redelivery_checks > 0
 
 
-def signature_of(task: Any, request: Any, delay: float, state: RetryState) -> Any:
-    """Return the signature that publishes a message again, with what `Task.signature_from_request` (5.7) leaves out."""
+def signature_of(task: Any, request: Any, delay: float | None, state: RetryState) -> Any:
+    """Return the signature that publishes a message again, with what `Task.signature_from_request` (5.7) leaves out.
+
+    Arguments:
+        delay: seconds; None for none at all.
+    """
     options = {
         **{name: value for name, value in (request.properties or {}).items() if name not in _OWN_PROPERTIES},
         "countdown": delay,

@@ -1,5 +1,5 @@
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
--- KEYS  1 lock: hash of the holder's token, task, node, pid, since (ms), fence; `state` unless a body runs; `redelivered` once its task id came again
+-- KEYS  1 lock: hash of the holder's token, task, node, pid, since (ms), fence; `state` unless a body runs; `redelivered` once its task id came again; `line` if deliveries wait in line
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
@@ -14,12 +14,13 @@ if completed then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3
 local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state')
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+--@line
 if owner and owner ~= ARGV[1] then
   if owner ~= 'queued:' .. ARGV[3] then
     if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
     return {'held', holder[2], holder[3], holder[4], now - holder[5], redis.call('PTTL', KEYS[1]), fence, holder[7]}
   end
-  redis.call('DEL', KEYS[1])
+  redis.call('HDEL', KEYS[1], 'state')
   owner = nil
 end
 if not owner then
@@ -33,6 +34,7 @@ if not owner then
              'since', string.format('%.0f', now), 'fence', fence)
   --@queued
 end
+--@started
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
 return {'granted', fence}

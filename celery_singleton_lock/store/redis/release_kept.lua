@@ -3,4 +3,4 @@
 redis.call('HSET', lock, 'token', kept_token, 'state', kept_state)
 redis.call('HDEL', lock, 'redelivered')
 redis.call('PEXPIRE', lock, kept_ttl)
-lock = KEYS[2] -- is deleted instead
+lock, holder[3] = KEYS[2], false -- the attempt key is deleted instead

@@ -11,12 +11,16 @@ from redis.exceptions import NoScriptError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import (
     COMPLETED_TTL,
+    COPY_TTL,
     REVOKED_TTL,
     AcquireResult,
     AcquireStatus,
     Kept,
     LeaseRequest,
+    Place,
     RenewResult,
+    Waiting,
+    line_keys,
     task_keys,
 )
 from celery_singleton_lock.store.redis.connection import Command
@@ -46,7 +50,10 @@ class RedisStore:
         answer, *more = self._run(call, timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
-        return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
+        if not more:
+            return AcquireResult(AcquireStatus(answer))
+        count, head, is_waiting = more[7:] or (0, None, None)
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, count, head or "", bool(is_waiting))
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
@@ -57,8 +64,15 @@ class RedisStore:
 
     def release(
         self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
-    ) -> bool:
-        return bool(self._run(_release_call(wanted, "1" if success else "", kept), timeout))
+    ) -> Waiting:
+        return Waiting(self._run(_release_call(wanted, "1" if success else "", kept), timeout))
+
+    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
+        line, waiting, _ = line_keys(wanted.base, wanted.digest)
+        return str(self._run(_call("wake", (wanted.lock, line, waiting), (_ms(wanted.ttl),)), timeout))
+
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
+        self._run(_call("leave", line_keys(wanted.base, wanted.digest), (ticket, _ms(COPY_TTL))), timeout)
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -115,8 +129,17 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 
 def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    parts = (Part("queued"),) if wanted.queued else ()
+    parts: tuple[Part, ...] = (Part("queued"),) if wanted.queued else ()
+    if wanted.place:
+        parts = (*parts, *_line_parts(wanted, wanted.place))
     return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
+
+
+def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, Part]:
+    room = "all" if place.replace else str(place.room or "")
+    numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
+    arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
+    return Part("line", line_keys(wanted.base, wanted.digest), arguments), Part("started")
 
 
 def _release_call(wanted: LeaseRequest, success: str, kept: Kept | None) -> ScriptCall:
@@ -133,6 +156,10 @@ def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
 def _lock(wanted: LeaseRequest) -> str:
     """Return the key of the lock; where only the token is known, the attempt key, which names it."""
     return wanted.lock if wanted.digest else wanted.attempt
+
+
+def _number(copy: float) -> str:
+    return f"{copy:.6f}"
 
 
 def _ms(seconds: float) -> str:

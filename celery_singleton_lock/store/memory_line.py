@@ -1,0 +1,69 @@
+"""The lines of a store in memory: as `acquire_line.lua` and `wake.lua` in the store on Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from celery_singleton_lock.store.protocol import COPY_TTL, AcquireStatus, LeaseRequest, Place
+
+
+@dataclass
+class _Waiting:
+    task_id: str
+    copy: float
+    due: float
+    message: str
+
+
+@dataclass
+class Line:
+    """The messages that wait for one signature, in the order of their joining."""
+
+    clock: Callable[[], float]
+    used: dict[
+        str, tuple[float, str]
+    ]  # of the task name: ticket -> until when other copies are dropped, and which one started
+    waiting: dict[str, _Waiting] = field(default_factory=dict)
+
+    def refused(self, place: Place) -> AcquireStatus | None:
+        """Tell whether this copy is dropped, whatever the state of the lock."""
+        until, by = self.used.get(place.ticket, (0.0, ""))
+        if until <= self.clock() or by == str(place.copy):
+            return None
+        return AcquireStatus.SUPERSEDED if by == "superseded" else AcquireStatus.DROPPED
+
+    def head(self, ticket: str = "", replace: bool = False) -> str:
+        """Return the ticket of the first in line, after those that are late, or replaced by this ticket, are removed."""
+        for other, one in list(self.waiting.items()):
+            if other == ticket or not (replace or one.due < self.clock()):
+                return other
+            if replace:
+                self.use(other, "superseded")
+            del self.waiting[other]
+        return ""
+
+    def is_outdated(self, place: Place) -> bool:
+        """Tell whether a later copy of a message that waits will come."""
+        one = self.waiting.get(place.ticket)
+        return one is not None and place.copy < one.copy
+
+    def join(self, wanted: LeaseRequest, place: Place) -> None:
+        """Let a message wait if there is room, or go on waiting."""
+        if place.ticket in self.waiting or len(self.waiting) < place.room:
+            due = self.clock() + place.due
+            self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
+
+    def use(self, ticket: str, by: str) -> None:
+        """Have the copies of a message dropped from now on, but for the one that started."""
+        if ticket:
+            self.waiting.pop(ticket, None)
+            self.used[ticket] = (self.clock() + COPY_TTL, by)
+
+    def wake(self, ttl: float) -> _Waiting | None:
+        """Give the first in line its turn, unless only a copy can start it."""
+        head = self.head()
+        if head and self.waiting[head].message:
+            self.waiting[head].due = self.clock() + ttl
+            return self.waiting[head]
+        return None

@@ -1,0 +1,50 @@
+-- KEYS line, waiting, used | ARGV ticket, copy, next_copy, room, due, message, window
+-- The line of deliveries that wait for the lock: a free lock is for its head alone.
+--   line: sorted set of ticket -> time of joining (us)
+--   waiting: hash of <ticket>:due (until when (ms) its next copy comes), :copy (number of that copy), :task, :message
+--   used: sorted set of ticket and <ticket>:<copy that started it> -> until when (ms) other copies are dropped
+-- ARGV  ticket, copy: '' and '0' if the message has not waited   next_copy: number of the copy that was published with a delay
+--       room: '' not to join, how many may wait, or 'all' to replace others   due: in how many ms the next copy comes at the latest   window: for how many ms late copies are dropped
+-- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded'}; and after the holder's state
+-- {how many wait, task id of the head, '1' if this message waits}
+local function leave(one)
+  redis.call('ZREM', line, one)
+  redis.call('HDEL', waiting, one .. ':due', one .. ':copy', one .. ':task', one .. ':message')
+end
+local function use(one, by)
+  redis.call('ZADD', used, now + window, one, now + window, one .. ':' .. by)
+  redis.call('ZREMRANGEBYSCORE', used, '-inf', now)
+  redis.call('PEXPIRE', used, window)
+end
+if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
+  return {redis.call('ZSCORE', used, ticket .. ':superseded') and 'superseded' or 'dropped'}
+end
+local head = redis.call('ZRANGE', line, 0, 0)[1]
+while head and head ~= ticket and (room == 'all' or redis.call('HGET', waiting, head .. ':due') + 0 < now) do
+  if room == 'all' then use(head, 'superseded') end
+  leave(head) -- unless it was replaced, it joins again should its copy come after all
+  head = redis.call('ZRANGE', line, 0, 0)[1]
+end
+local is_turn = (not owner or owner == 'queued:line') and (not head or head == ticket)
+if is_turn and owner then
+  redis.call('HDEL', KEYS[1], 'state')
+  owner = nil
+elseif not is_turn and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then
+  local waits = redis.call('ZSCORE', line, ticket)
+  if waits and copy + 0 < redis.call('HGET', waiting, ticket .. ':copy') + 0 and room == '' then return {'dropped'} end
+  if room ~= '' and (waits or room == 'all' or redis.call('ZCARD', line) < room + 0) then
+    if not waits then redis.call('ZADD', line, time[1] * 1000000 + time[2], ticket) end
+    waits, head = true, head or ticket
+    redis.call('HSET', waiting, ticket .. ':due', now + due, ticket .. ':copy', next_copy, ticket .. ':task', ARGV[3],
+               ticket .. ':message', message)
+    redis.call('PEXPIRE', line, due + window)
+    redis.call('PEXPIRE', waiting, due + window)
+    if owner then redis.call('HSET', KEYS[1], 'line', 1) end
+  end
+  local first = head and redis.call('HGET', waiting, head .. ':task')
+  local place = {redis.call('ZCARD', line), first, waits and '1'}
+  if not owner then return {'held', first, '', '0', 0, 0, '0', 'queued', unpack(place)} end
+  if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
+  local left = redis.call('PTTL', KEYS[1])
+  return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7], unpack(place)}
+end
