@@ -9,7 +9,7 @@ from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_singleton_lock.config.task_config import check_class, config_for
+from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
 from celery_singleton_lock.holder import Holder
@@ -34,6 +34,8 @@ class SingletonMixin:
         lock_key: makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`),
             or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB.
             Default: none.
+        lock_group: a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or
+            `lock_key`, one of which is needed, exclude each other. Default: none.
         on_duplicate: `"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`.
             Default: `"skip"`.
         lock_ttl: seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of
@@ -46,6 +48,7 @@ class SingletonMixin:
     singleton: bool | None = None
     unique_on: str | Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
+    lock_group: str | None = None
     on_duplicate: str | Policy | Callable[..., Any] | None = None
     lock_ttl: float | None = None
     on_lock_lost: str | None = None
@@ -82,6 +85,26 @@ class SingletonMixin:
             app.steps["worker"].add("celery_singleton_lock.worker.bootstep:SingletonStep")
             connect()
         return bound
+
+    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Publish the task, as `celery.Task.apply_async` does.
+
+        Arguments:
+            lock_options: options for this call alone: a dict of `on_duplicate`, `lock_ttl`, `lock_key`, `on_lock_lost`
+                and `on_store_error`.
+
+        Raises:
+            ConfigurationError: one of them cannot be used.
+        """
+        if "lock_options" in options:
+            _move_to_headers(self, options)
+        return super().apply_async(args, kwargs, *more, **options)  # type: ignore[misc]
+
+    def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Run the task in this process, as `celery.Task.apply` does; `lock_options` is as for `apply_async`."""
+        if "lock_options" in options:
+            _move_to_headers(self, options)
+        return super().apply(args, kwargs, *more, **options)  # type: ignore[misc]
 
     @property
     def lease(self: Any) -> Lease:
@@ -127,6 +150,13 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
     __doc__ = SingletonMixin.__doc__  # `help` shows no docstrings of base classes
 
     abstract = True
+
+
+def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
+    """Check the options of one call, and put them into a header, which retries and republished messages keep."""
+    given = options.pop("lock_options")
+    if given is not None:
+        options["headers"] = headers_with(task, options.get("headers"), given)
 
 
 def _install(cls: Any) -> None:

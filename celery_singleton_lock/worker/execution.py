@@ -11,7 +11,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
@@ -22,7 +22,7 @@ from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
-from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
+from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of
 
 Body = Callable[[], Any]
 
@@ -61,7 +61,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     setattr(request, EXECUTION, execution)
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
-    config = config_for(task)
+    config = config_of_call(task, lock_options_of(request))
     if not config.options.singleton:
         return body()
     supervised = delivery_of(request).supervised

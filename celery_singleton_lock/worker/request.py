@@ -6,7 +6,8 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
+from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.store.protocol import LeaseRequest
@@ -44,7 +45,7 @@ class DeliveryMixin:
                 logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
-        config = config_for(self.task)
+        config = config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
         ttl = config.options.lock_ttl
         return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True)
 
