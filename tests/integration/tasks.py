@@ -463,7 +463,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _add_job(app, name, job_options)
     for task in (ClassBased, Nameless, RudeRun, RudeAll):
         app.register_task(task())
-    for add in (_add_followers, _add_secret_tasks, _add_by_base, _add_django_task):
+    for add in (_add_followers, _add_secret_tasks, _add_group, _add_by_base, _add_django_task):
         add(app)
     return app
 
@@ -520,6 +520,19 @@ def _add_secret_tasks(app: Celery) -> None:
     @app.task(shared=False, name="secret.template", bind=True, base=SingletonTask, lock_key="{secret}")
     def by_template(self: Task, tag: str, secret: Any) -> str:
         return perform(self, tag, ["hold", "return"])
+
+
+def _add_group(app: Celery) -> None:
+    """Add two tasks that share their locks; the first has the default policy."""
+    options: dict[str, Any] = {"shared": False, "bind": True, "base": SingletonTask, "lock_group": "customers"}
+
+    @app.task(name="group.bill", unique_on="customer", **options)
+    def bill(self: Task, tag: str, customer: str, acts: Any = "return") -> str:
+        return perform(self, tag, acts)
+
+    @app.task(name="group.export", lock_key="{client}", on_duplicate=SOON, **options)
+    def export(self: Task, tag: str, client: str, acts: Any = "return") -> str:
+        return perform(self, tag, acts)
 
 
 def _add_by_base(app: Celery) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from amqp import serialization as amqp
 from celery import Celery
 from celery.app.task import Context
 from celery.signals import before_task_publish
@@ -193,10 +194,12 @@ def test_options_given_again(task: Any) -> None:
 
 
 @pytest.mark.parametrize("policy", [*NAMED.values(), Skip([1, None]), RetryLater(max_wait=float("inf")), Raise()])
-def test_policy_in_json(policy: Policy) -> None:
-    """Each policy of this library survives JSON."""
+def test_policy_in_a_message(policy: Policy) -> None:
+    """Each policy of this library survives JSON, and the headers of AMQP."""
     assert policy == portable_policy(json.loads(json.dumps(as_header({"x": policy})["x"])))
     assert policy == portable_policy(kombu_json.loads(kombu_json.dumps(policy)))
+    (table,), _ = amqp.loads("F", amqp.dumps("F", [as_header({"x": policy})]), 0)
+    assert policy == portable_policy(table["x"])
 
 
 # -- in the worker -------------------------------------------------------------------------------
