@@ -77,10 +77,11 @@ def headers_with(task: Any, headers: Mapping[str, Any] | None, lock_options: Any
     Raises:
         ConfigurationError: the options cannot be used, alone or together with the task's.
     """
-    earlier = (headers or {}).get(LOCK_OPTIONS_HEADER) or {}
+    headers = headers or {}
+    earlier = call_options(task.name, headers.get(LOCK_OPTIONS_HEADER) or {})
     given = {**earlier, **call_options(task.name, lock_options)}
-    _configured(task.__class__, task.name, task.app.conf.get, call_options(task.name, given))
-    return {**(headers or {}), LOCK_OPTIONS_HEADER: as_header(given)}
+    _configured(task.__class__, task.name, task.app.conf.get, given)
+    return {**headers, LOCK_OPTIONS_HEADER: as_header(given)}
 
 
 def forget_configs(app: Any) -> None:

@@ -191,6 +191,8 @@ def test_options_given_again(task: Any) -> None:
     headers = {LOCK_OPTIONS_HEADER: {"lock_ttl": 5, "lock_key": "x"}}
     found = sent(task, lambda: task.apply_async(headers=headers, lock_options={"lock_ttl": 7}))
     assert {"lock_ttl": 7, "lock_key": "x"} == found
+    with pytest.raises(ConfigurationError, match="task sync: lock_options='x' must be a dict"):
+        task.apply_async(headers={LOCK_OPTIONS_HEADER: "x"}, lock_options={"lock_ttl": 7})
 
 
 @pytest.mark.parametrize("policy", [*NAMED.values(), Skip([1, None]), RetryLater(max_wait=float("inf")), Raise()])
