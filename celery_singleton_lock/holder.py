@@ -16,7 +16,7 @@ class Holder:
         pid: process that runs the body.
         age: seconds since it was granted, by the store's clock.
         remaining: seconds until the lease expires unless it is renewed.
-        fence: number of the lease, which only grows from lease to lease of a task name; 0 if it is not known.
+        fence: number of the lease, which only grows from lease to lease of a task name or group; 0 if it is not known.
         state: `"running"` while a body runs, `"queued"` while the message waits, or `"held"` without either.
     """
 

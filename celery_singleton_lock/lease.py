@@ -82,7 +82,7 @@ class Lease:
 
     @property
     def fence(self) -> int:
-        """A number that only grows from one lease of the task name to the next; 0 where no lock was acquired."""
+        """A number that only grows from one lease of the task name or group to the next; 0 where no lock was acquired."""
         return self._state.fence if self._state else 0
 
     @property

@@ -12,7 +12,8 @@ from typing import Any
 from celery.utils import uuid
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.config.task_config import TaskConfig, config_for
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
+from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send as send_signal
@@ -40,7 +41,7 @@ def publish(
         options: of `apply_async`.
         send: publishes the call under a `task_id`.
     """
-    config = config_for(task)
+    config = config_of_call(task, (options.get("headers") or {}).get(LOCK_OPTIONS_HEADER))
     if not config.options.singleton:
         return send()
     ttl = lifetime(task, options.get("countdown") or options.get("eta"), options.get("expires") or task.expires)

@@ -9,7 +9,7 @@ from typing import Any
 from celery.exceptions import Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from celery_singleton_lock.config.task_config import TaskConfig, config_for
+from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import SignatureError
 from celery_singleton_lock.renewal.pending import PendingRelease
@@ -24,17 +24,17 @@ def reservation(
     return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True)
 
 
-def free_reservation(task: Any, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def free_reservation(
+    task: Any, config: TaskConfig, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
     """Release the reservation of a message that no worker will start, in the background."""
-    config = config_for(task)
     if config.options.lock_from == "publish":
         wanted = reservation(config, task_id, args, kwargs, config.options.lock_ttl)
         context_of(task.app).renewer.release_later(PendingRelease(wanted, success=False, outcome=False))
 
 
-def kept_for_retry(task: Any, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:
+def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:
     """Return the reservation that a lease becomes when its task retries itself with the same signature."""
-    config = config_for(task)
     options = config.options
     if options.lock_from == "start" or options.lock_until == "start" or retry.sig is None:
         return None

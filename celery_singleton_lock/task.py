@@ -10,7 +10,7 @@ from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
-from celery_singleton_lock.config.task_config import check_class, config_for
+from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
 from celery_singleton_lock.holder import Holder
@@ -36,8 +36,10 @@ class SingletonMixin:
         lock_key: makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`),
             or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB.
             Default: none.
-        on_duplicate: `"skip"`, `"retry"`, `"raise"`, a policy object, or a callable `(task, holder) -> policy`.
-            Default: `"skip"`.
+        lock_group: a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or
+            `lock_key`, one of which is needed, exclude each other. Default: none.
+        on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"run_once_more"`, a policy object, or a callable
+            `(task, holder) -> policy`. Default: `"skip"`.
         lock_from: when the lock is acquired: at the `"start"` of the body, or at `"publish"`. Default: `"start"`.
         lock_until: when the lock is released: at the `"finish"` of the body, or at its `"start"` (only with
             `lock_from="publish"`). Default: `"finish"`.
@@ -51,6 +53,7 @@ class SingletonMixin:
     singleton: bool | None = None
     unique_on: str | Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
+    lock_group: str | None = None
     on_duplicate: str | Policy | Callable[..., Any] | None = None
     lock_from: str | None = None
     lock_until: str | None = None
@@ -90,24 +93,36 @@ class SingletonMixin:
             connect()
         return bound
 
+    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Publish the task, as `celery.Task.apply_async` does; with ``lock_from="publish"``, acquire its lock first.
+
+        Arguments:
+            lock_options: options for this call alone: a dict of `on_duplicate`, `lock_ttl`, `lock_key`, `on_lock_lost`
+                and `on_store_error`.
+
+        Raises:
+            ConfigurationError: one of them cannot be used.
+            DuplicateTask: the lock is held, and the policy lets duplicates fail.
+            StoreError: the lock could not be acquired, and `on_store_error` or the store's refusal says so.
+        """
+        if "lock_options" in options:
+            _move_to_headers(self, options)
+        send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
+        if not more and options.get("task_id") is None and is_locked_at_publish(self):
+            return publish(self, args or (), kwargs or {}, options, send)
+        return send()
+
+    def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Run the task in this process, as `celery.Task.apply` does; `lock_options` is as for `apply_async`."""
+        if "lock_options" in options:
+            _move_to_headers(self, options)
+        return super().apply(args, kwargs, *more, **options)  # type: ignore[misc]
+
     @property
     def lease(self: Any) -> Lease:
         """The lock of the body that runs now; one that is not `protected` outside of a body."""
         execution = getattr(self.request_stack.top, EXECUTION, None)
         return execution.lease if execution else Lease("")
-
-    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        """Publish the task. With ``lock_from="publish"`` and no `task_id`, acquire its lock first; see `publish`.
-
-        Raises:
-            DuplicateTask: the lock is held, and the policy fails duplicates.
-            StoreError: the store could not be asked, and `on_store_error` or a refusal says so.
-            SignatureError: an argument has no stable form.
-        """
-        send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
-        if not more and options.get("task_id") is None and is_locked_at_publish(self):
-            return publish(self, args or (), kwargs or {}, options, send)
-        return send()
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """Return the lock key of a call with these arguments.
@@ -147,6 +162,13 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
     __doc__ = SingletonMixin.__doc__  # `help` shows no docstrings of base classes
 
     abstract = True
+
+
+def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
+    """Check the options of one call, and put them into a header, which retries and republished messages keep."""
+    given = options.pop("lock_options")
+    if given is not None:
+        options["headers"] = headers_with(task, options.get("headers"), given)
 
 
 def _install(cls: Any) -> None:

@@ -97,6 +97,10 @@ class Options:
         'makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`), '
         "or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB",
         "none")
+    lock_group: str | None = _row(
+        None, lambda value: value is None or (isinstance(value, str) and value != ""), "be a non-empty text",
+        "a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or `lock_key`, "
+        "one of which is needed, exclude each other", "none")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy,
         f"be {', '.join(map(repr, NAMED))}, a policy object or a callable that takes (task, holder)",

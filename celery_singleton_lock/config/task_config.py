@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
 from celery_singleton_lock.config.foreign import refuse_unknown_options
 from celery_singleton_lock.config.options import TASK_OPTIONS, Options
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.signature.arguments import Parameters
 from celery_singleton_lock.signature.canonical import digest, escaped
 from celery_singleton_lock.signature.keys import KeyBuilder
 
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
+#: The default policy in a group, where a duplicate is other work and must not be skipped.
+_GROUP_POLICY = NAMED["retry"]
 
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """Worked out once for each task. All keys of the task start with `base`."""
+    """Worked out once for each task. All keys of the task, or of its group, start with `base`."""
 
     options: Options
     keys: KeyBuilder
@@ -45,9 +50,38 @@ def config_for(task: Any) -> TaskConfig:
     if config is None:
         conf = task.app.conf
         options, keys = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
-        base = f"{settings_of(conf).prefix}:{{{escaped(task.name)}}}"
+        base = f"{settings_of(conf).prefix}:{{{escaped(options.lock_group or task.name)}}}"
         config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None))
     return config
+
+
+def config_of_call(task: Any, lock_options: Any) -> TaskConfig:
+    """Return the configuration of a call whose message carries these options; None: it carries none.
+
+    Raises:
+        ConfigurationError: they cannot be used here.
+    """
+    config = config_for(task)
+    if lock_options is None:
+        return config
+    given = call_options(task.name, lock_options)
+    options, keys = _configured(task.__class__, task.name, task.app.conf.get, given)
+    return replace(config, options=options, keys=keys)
+
+
+def headers_with(task: Any, headers: Mapping[str, Any] | None, lock_options: Any) -> dict[str, Any]:
+    """Return the headers of a call with its options added, which replace those of the same name there.
+
+    It needs no store, as a publisher may have none.
+
+    Raises:
+        ConfigurationError: the options cannot be used, alone or together with the task's.
+    """
+    headers = headers or {}
+    earlier = call_options(task.name, headers.get(LOCK_OPTIONS_HEADER) or {})
+    given = {**earlier, **call_options(task.name, lock_options)}
+    _configured(task.__class__, task.name, task.app.conf.get, given)
+    return {**headers, LOCK_OPTIONS_HEADER: as_header(given)}
 
 
 def forget_configs(app: Any) -> None:
@@ -63,23 +97,31 @@ def check_class(cls: Any, name: str) -> None:
     _configured(cls, name, setting=lambda _: None)
 
 
-def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Options, KeyBuilder]:
-    """Choose each option (the task's own, else the app's setting, else the default) and make the keys from them."""
-    # A task that says itself which calls are the same work replaces both settings.
-    replaced = _SAME_WORK if any(getattr(cls, option) is not None for option in _SAME_WORK) else ()
+def _configured(
+    cls: Any, name: str, setting: Callable[[str], Any], call: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Options, KeyBuilder]:
+    """Choose each option (the call's, else the task's, else the app's setting, else the default) and make the keys."""
+    own = {option: getattr(cls, option) for option in TASK_OPTIONS}
+    if "lock_key" in call:
+        own["unique_on"] = None
+    own.update(call)
+    # A task or a call that says itself which calls are the same work replaces both settings.
+    replaced = _SAME_WORK if any(own[option] is not None for option in _SAME_WORK) else ()
     found = {}
     for option, row in TASK_OPTIONS.items():
-        value, source = getattr(cls, option), f"task {name}: {option}"
+        value, source = own[option], f"task {name}: {'lock_options ' if option in call else ''}{option}"
         if value is None and option not in replaced:
             value, source = setting(f"singleton_{option}"), f"setting singleton_{option} (task {name})"
         found[option] = row.checked(value, source)
+    if found["lock_group"] is not None and own["on_duplicate"] is None:
+        found["on_duplicate"] = _GROUP_POLICY
     options = Options(**found)
     if options.lock_until == "start" and options.lock_from == "start":
         raise ConfigurationError(
             f"task {name}: lock_until='start' with lock_from='start': there is nothing to lock, use lock_from='publish'"
         )
     try:
-        return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key)
+        return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key, options.lock_group)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name}: {error}") from error
 

@@ -1,5 +1,7 @@
 """Policies decide what happens to a duplicate: one module each, registered in `NAMED` (see CONTRIBUTING.md, "Add a policy")."""
 
+from collections.abc import Mapping
+
 from celery_singleton_lock.policies.decisions import Policy
 from celery_singleton_lock.policies.raise_ import Raise
 from celery_singleton_lock.policies.retry_later import RetryLater
@@ -7,13 +9,13 @@ from celery_singleton_lock.policies.run_once_more import RunOnceMore
 from celery_singleton_lock.policies.skip import Skip
 from celery_singleton_lock.policies.wait import Wait
 
-__all__ = ["Policy", "Raise", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy"]
+__all__ = ["Policy", "Raise", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
 
 #: The policies that have a name, for the option `on_duplicate`.
 NAMED: dict[str, Policy] = {
     "skip": Skip(),
-    "raise": Raise(),
     "retry": RetryLater(),
+    "raise": Raise(),
     "wait": Wait(),
     "run_once_more": RunOnceMore(),
 }
@@ -24,3 +26,21 @@ def as_policy(value: object) -> Policy | None:
     if isinstance(value, Policy):
         return value
     return NAMED.get(value) if isinstance(value, str) else None
+
+
+def portable_policy(value: object) -> Policy | None:
+    """Return the policy for a policy object of this library, or for what its `__json__` returned; None for anything else.
+
+    Raises:
+        ConfigurationError: a field is out of range.
+    """
+    classes = {type(policy).__name__: type(policy) for policy in NAMED.values()}
+    if isinstance(value, Policy):
+        return value if type(value) in classes.values() else None
+    if not isinstance(value, Mapping):
+        return None
+    fields = dict(value)
+    try:
+        return classes[fields.pop("policy")](**fields)
+    except (KeyError, TypeError):  # from a newer version of this library
+        return None

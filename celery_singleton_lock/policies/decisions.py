@@ -1,7 +1,7 @@
 """The base class of policies, what a policy is given, and the decisions that it may return."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
 
 from celery_singleton_lock.holder import Holder
@@ -71,3 +71,12 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, duplicate: Duplicate) -> Decision:
         """Return what to do with this duplicate."""
+
+    def __json__(self) -> dict[str, Any]:
+        """Return the form in which a message carries this policy: its class and the fields that differ from their defaults.
+
+        Kombu's JSON serializer calls it, for example for the steps of a chain.
+        """
+        own = {row.name: getattr(self, row.name) for row in fields(self)}  # type: ignore[arg-type]
+        defaults = {row.name: row.default for row in fields(self)}  # type: ignore[arg-type]
+        return {"policy": type(self).__name__, **{name: v for name, v in own.items() if v != defaults[name]}}

@@ -14,8 +14,8 @@ class Wait(Policy):
 
     Arguments:
         max_waiting: how many messages may wait for one signature; further ones fail with `DuplicateTask`.
-        max_wait: seconds after which a message that waits fails with `DuplicateTask`; it is noticed when its next copy comes, each
-            `lock_ttl`. ``math.inf`` means never.
+        max_wait: seconds after which a message that waits fails with `DuplicateTask`, give or take a `lock_ttl`; ``math.inf``
+            means never.
 
     Raises:
         ConfigurationError: a value is out of range.

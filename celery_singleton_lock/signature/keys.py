@@ -16,16 +16,22 @@ MAX_CALLABLE_KEY = 1024  # bytes
 
 
 class KeyBuilder:
-    """Makes canonical forms of a task's calls: of all arguments, of those in `unique_on`, or by `lock_key`."""
+    """Makes canonical forms of a task's calls: of all arguments, of those in `unique_on`, or by `lock_key`.
+
+    In a group, ``unique_on=["a", "b"]`` means the same as the template ``"{a}{b}"``, and defaults count.
+    """
 
     def __init__(
         self,
         parameters: Parameters,
         unique_on: Collection[str] | None = None,
         lock_key: str | Callable[..., str] | None = None,
+        lock_group: str | None = None,
     ) -> None:
         if unique_on is not None and lock_key is not None:
             raise ConfigurationError(f"unique_on={unique_on!r} with lock_key={lock_key!r}: give one of them")
+        if lock_group is not None:
+            _check_group(lock_group, unique_on, lock_key)
         self._parameters = parameters
         self._unique_on = unique_on
         self._template = _parsed(lock_key) if isinstance(lock_key, str) else None
@@ -35,6 +41,9 @@ class KeyBuilder:
             if name not in parameters.names:
                 option = f"lock_key={lock_key!r}" if unique_on is None else f"unique_on={unique_on!r}"
                 raise ConfigurationError(f"{option}: {name!r} is no parameter of the task")
+        self._tag = "group" if lock_group is not None else ""
+        if self._tag and unique_on is not None:  # values without names, as tasks of one group may name them differently
+            self._template = [("", name) for name in unique_on]
         self._encoded_defaults: dict[str, str] = {}
         for name, default in parameters.defaults.items():
             with suppress(SignatureError):  # a default without a stable form equals no argument but itself
@@ -44,9 +53,9 @@ class KeyBuilder:
         """Return the canonical form of a call, or raise the `TypeError` of a call that does not fit."""
         call = self._parameters.call(args, kwargs)
         if self._function is not None:
-            return ["key", self._function.key(call)]
+            return [self._tag or "key", self._function.key(call)]
         if self._template is not None:
-            return ["template", *_filled(self._template, call)]
+            return [self._tag or "template", *_filled(self._template, call)]
         if self._unique_on is not None:
             return ["call", self._counting({name: call.argument(name) for name in self._unique_on})]
         return ["decorated" if call.is_changed else "call", self._counting(call.by_parameter)]
@@ -105,6 +114,17 @@ class KeyFunction:
         if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
             raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
         return key
+
+
+def _check_group(group: str, unique_on: Collection[str] | None, lock_key: object) -> None:
+    if unique_on is None and lock_key is None:
+        raise ConfigurationError(
+            f"lock_group={group!r}: give unique_on or lock_key too, as tasks of one group have different parameters"
+        )
+    if isinstance(unique_on, (set, frozenset)) and len(unique_on) > 1:
+        raise ConfigurationError(
+            f"lock_group={group!r} with unique_on={unique_on!r}: give a list, as values are compared in its order"
+        )
 
 
 def _filled(template: Sequence[tuple[str, str | None]], call: Call) -> list[Any]:

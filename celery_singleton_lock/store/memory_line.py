@@ -40,7 +40,7 @@ class Line:
                 return other
             if replace:
                 self.use(other, "superseded")
-            del self.waiting[other]
+            self.waiting.pop(other, None)
         return ""
 
     def is_outdated(self, place: Place) -> bool:
@@ -52,6 +52,7 @@ class Line:
         """Let a message wait if there is room, or go on waiting."""
         if place.ticket in self.waiting or len(self.waiting) < place.room:
             due = self.clock() + place.due
+            self.used.pop(place.ticket, None)
             self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
 
     def use(self, ticket: str, by: str) -> None:

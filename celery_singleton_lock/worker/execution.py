@@ -12,19 +12,21 @@ from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import logger
+from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
+from celery_singleton_lock.worker.line import place_of, publish_copy, wake
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
-from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered
+from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of
 
 Body = Callable[[], Any]
 
@@ -63,8 +65,9 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     setattr(request, EXECUTION, execution)
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
-    config = config_for(task)
-    if not config.options.singleton:
+    config = config_of_call(task, lock_options_of(request))
+    options = config.options
+    if not options.singleton:
         return body()
     supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
@@ -72,34 +75,38 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         config.base,
         config.digest(args, kwargs),
         take_token(request),
-        config.options.lock_ttl,
+        options.lock_ttl,
         request.id,
         request.hostname or gethostname(),
         context.pid,
         supervised,
         is_redelivered(request),
+        place=place_of(request, options.on_duplicate),
     )
-    execution.state = state = LeaseState(
-        wanted, task
-    )  # from now on `after_run` releases what the store may have granted
+    # From now on `after_run` releases what the store may have granted.
+    execution.state = state = LeaseState(wanted, task)
     try:
         result, sent_at = _acquire(context, wanted)
+        while result.status is not AcquireStatus.GRANTED:
+            decision = handle_duplicate(task, request, options, context.store, wanted, result)
+            if not isinstance(decision, Enqueue):
+                state.unreleased = False
+                return decision
+            wanted.place = publish_copy(task, request, wanted, decision)
+            result, sent_at = _acquire(context, wanted)
     except StoreError as error:
         state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
-        handle_store_error(task, request, config.options, wanted.lock, error)
+        handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()
-    if result.status is not AcquireStatus.GRANTED:
-        state.unreleased = False
-        return handle_duplicate(task, request, config.options, wanted, result)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     forget_retry_state(request)
-    if config.options.lock_until == "start":
+    if options.lock_until == "start":
         _release(execution, state, success=False)
         execution.lease = Lease(wanted.lock)
         return body()
     execution.lease = Lease(wanted.lock, state)
-    return _run_body(execution, state, body, is_interrupted=config.options.on_lock_lost == "raise")
+    return _run_body(execution, state, config, body)
 
 
 def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
@@ -116,10 +123,10 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
     raise StoreUnavailable("the store answers more slowly than its leases live")
 
 
-def _run_body(execution: Execution, state: LeaseState, body: Body, is_interrupted: bool) -> Any:
+def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body: Body) -> Any:
     success, kept = False, None
     try:
-        if is_interrupted:
+        if config.options.on_lock_lost == "raise":
             state.interrupt = interrupt_here(state.request.lock, execution.context.callbacks.call_in_loop)
         execution.context.renewer.add(state)
         send(signals.lock_acquired, state.task, lease=execution.lease)
@@ -127,7 +134,7 @@ def _run_body(execution: Execution, state: LeaseState, body: Body, is_interrupte
         success = True
         return result
     except Retry as retry:
-        kept = kept_for_retry(state.task, state.task.request, state.request, retry)
+        kept = kept_for_retry(state.task, config, state.task.request, state.request, retry)
         raise
     finally:
         _release(execution, state, success, kept)
@@ -165,6 +172,8 @@ def _release(execution: Execution, state: LeaseState, success: bool, kept: Kept 
         else:
             if not state.lost:
                 send(signals.lock_released, state.task, lease=execution.lease)
+            if pending.line_waits:
+                wake(state.task, execution.context.store, request)
     if state.reacquired or (state.unreleased and not pending.confirmed):
         execution.pending = pending
         renewer.release_later(pending)

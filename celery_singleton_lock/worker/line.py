@@ -1,8 +1,8 @@
 """Deliveries that wait in line for a lock, and the message of the first in line, which the holder's end publishes.
 
-The broker keeps the promise that a waiting message runs, the store makes it quick: a copy of the message comes back from the broker
-after each `lock_ttl`, and the line in the store has what starts the message at once. Both carry the same ticket. When one of them
-starts, the others are dropped.
+The broker keeps the promise that a waiting message runs, the store makes it quick: a copy of the message comes back from the
+broker after each `lock_ttl`, and the line in the store has what starts the message at once. Both carry the same ticket. When one
+of them starts, the others are dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import random
 from typing import Any
 
 from celery.canvas import Signature
-from kombu.utils.json import dumps, loads
+from kombu.utils import json
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
@@ -20,6 +20,8 @@ from celery_singleton_lock.policies.decisions import Enqueue, Policy
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, Place
 from celery_singleton_lock.worker.destination import shortened
 from celery_singleton_lock.worker.republish import retry_state_of, signature_of
+
+_json: Any = json  # untyped in Kombu
 
 #: Longest text of a message in the line. A longer one is started by its delayed copy.
 MAX_MESSAGE = 64 * 1024
@@ -50,7 +52,7 @@ def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:
     try:
         text = store.wake(wanted)
         if text:
-            Signature.from_dict(loads(text), app=task.app).apply_async()
+            Signature.from_dict(_json.loads(text), app=task.app).apply_async()
     except StoreError as error:
         logger.warning("Task %s: the next in line for %s starts later: %s", task.name, wanted.lock, error)
     except Exception as error:  # the broker, or a receiver of a signal
@@ -64,5 +66,5 @@ def _text(signature: Any) -> str:
         return ""
     queue = options.get("queue")
     options["queue"] = getattr(queue, "name", queue)
-    text: str = dumps({**signature, "options": options})
+    text: str = _json.dumps({**signature, "options": options})
     return text if len(text) <= MAX_MESSAGE else ""

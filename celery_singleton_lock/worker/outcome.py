@@ -16,8 +16,8 @@ from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import Policy, RetryLater, Skip, as_policy
-from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
+from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, RunLater, SkipRun
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore, Place
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
@@ -27,35 +27,54 @@ FIRST_REDELIVERY_CHECK = 0.2  # seconds
 
 
 def handle_duplicate(
-    task: Any, request: Any, options: Options, lease_request: LeaseRequest, result: AcquireResult
+    task: Any, request: Any, options: Options, store: LockStore, wanted: LeaseRequest, result: AcquireResult
 ) -> Any:
-    """Do what the policy decides for a duplicate; return the task's result in an eager run that is skipped.
+    """Do what the policy decides for a duplicate; return the decision `Enqueue`, or the result of an eager run that is skipped.
 
     Raises:
         DuplicateTask: the decision is to fail.
         Ignore, Retry, Reject: the end of this delivery, as Celery's tracer expects it.
     """
-    key, holder = lease_request.lock, result.holder or Holder()
-    error = DuplicateTask(key, holder)  # its text says who holds the lock
-    if result.status is AcquireStatus.COMPLETED:
-        logger.info("Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, key)
-        raise Ignore("another delivery of this task succeeded")
+    holder = result.holder or Holder()
+    error = DuplicateTask(wanted.lock, holder)  # its text says who holds the lock
+    _drop(task, request, wanted, result)
+    if result.status is AcquireStatus.SUPERSEDED:
+        return _skip(task, request, SkipRun(), error)
+    if wanted.place and wanted.place.room and result.is_waiting:
+        logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
+        raise Ignore("waits in line")
     if holder.task_id == request.id and not request.is_eager:
         if not goes_to_several_queues(task.app, request):
             _check_redelivery_later(task, request, options, error)
         logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
         raise Ignore("another worker runs this broadcast task")
-    policy, decision = _decide(task, request, policy_of(task, options, holder), holder)
-    send(signals.duplicate, task, key=key, task_id=request.id, holder=holder, policy=policy)
-    if isinstance(decision, SkipRun):
-        return _skip(task, request, decision.result, error)
+    policy, decision = _decide(task, request, policy_of(task, options, holder), result)
+    send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
+    if isinstance(decision, Enqueue):
+        return decision
     if isinstance(decision, RunLater):
-        _run_later(task, request, decision.delay, error)
+        _run_later(task, request, decision.delay, error, wanted.place)
+    if wanted.place and wanted.place.ticket:
+        store.leave(wanted, wanted.place.ticket)
+    if isinstance(decision, SkipRun):
+        return _skip(task, request, decision, error)
     logger.warning("Task %s[%s] failed as a duplicate: %s", task.name, request.id, error)
     raise error
 
 
-def handle_store_error(task: Any, request: Any, options: Options, key: str, error: StoreError) -> None:
+def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult) -> None:
+    """Drop a delivery whose message another delivery, or another copy, stands for."""
+    if result.status is AcquireStatus.COMPLETED:
+        logger.info(
+            "Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, wanted.lock
+        )
+        raise Ignore("another delivery of this task succeeded")
+    if result.status is AcquireStatus.DROPPED:
+        logger.debug("Task %s[%s] dropped: another copy of it has started, or comes later", task.name, request.id)
+        raise Ignore("another copy of this message counts")
+
+
+def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseRequest, error: StoreError) -> None:
     """Do what ``on_store_error`` says after a store call failed; return if the body is to run without a lock.
 
     Raises:
@@ -63,14 +82,17 @@ def handle_store_error(task: Any, request: Any, options: Options, key: str, erro
         StoreUnavailable: the option says so, or the task cannot be retried.
         Retry, Reject: the task is retried later.
     """
-    logger.warning("Task %s[%s] could not acquire %s: %s", task.name, request.id, key, error)
-    send(signals.store_error, task, key=key, task_id=request.id, error=error)
-    if not isinstance(error, StoreUnavailable) or options.on_store_error == "raise":
+    logger.warning("Task %s[%s] could not acquire %s: %s", task.name, request.id, wanted.lock, error)
+    send(signals.store_error, task, key=wanted.lock, task_id=request.id, error=error)
+    reaction = options.on_store_error
+    if wanted.place and wanted.place.room:  # a copy of the message is published already
+        reaction = "retry"
+    if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error
-    if options.on_store_error == "retry":
-        _, decision = _decide(task, request, _retry_policy_of(options), Holder())
+    if reaction == "retry":
+        _, decision = _decide(task, request, _retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
-            _run_later(task, request, decision.delay, error)
+            _run_later(task, request, decision.delay, error, wanted.place)
         raise error
 
 
@@ -93,35 +115,50 @@ def _retry_policy_of(options: Options) -> RetryLater:
     return options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
 
 
-def _decide(task: Any, request: Any, policy: Policy, holder: Holder) -> tuple[Policy, Decision]:
+def _decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
     """Ask the policy. In place of running later a broadcast message is skipped, and an eager run fails."""
     state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
-    decision = policy.decide(Duplicate(holder, state.times, state.waited, can_run_later))
-    if isinstance(decision, RunLater) and not can_run_later:
+    decision = policy.decide(
+        Duplicate(
+            result.holder or Holder(),
+            state.times,
+            state.waited,
+            can_run_later,
+            result.waiting,
+            result.head,
+            result.is_waiting,
+            has_waited=state.ticket != "",
+        )
+    )
+    if isinstance(decision, (RunLater, Enqueue)) and not can_run_later:
         return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
     return policy, decision
 
 
-def _skip(task: Any, request: Any, result: Any, error: DuplicateTask) -> Any:
+def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> Any:
     logger.info("Task %s[%s] skipped: %s", task.name, request.id, error)
     if request.is_eager:
         request.callbacks = None
-        return result
+        return decision.result
     revoke_successors(task, request)
-    task.backend.mark_as_done(request.id, result, request, not ignores_result(task, request))
+    task.backend.mark_as_done(request.id, decision.result, request, not ignores_result(task, request))
     if delivery_of(request).events:
+        more = {"pending": decision.pending} if decision.pending else {}
         try:
-            task.send_event("task-singleton-skipped", key=error.key, holder=error.holder.as_dict())
+            task.send_event("task-singleton-skipped", key=error.key, holder=error.holder.as_dict(), **more)
         except Exception as failure:  # the task is stored as done, so it must not fail now
             logger.warning("Task %s[%s]: no event could be sent: %s", task.name, request.id, failure)
     raise Ignore("skipped as a duplicate")
 
 
-def _run_later(task: Any, request: Any, delay: float, error: Exception) -> NoReturn:
+def _run_later(task: Any, request: Any, delay: float, error: Exception, place: Place | None = None) -> NoReturn:
     """Publish the message again and raise `Retry`. Raise `Reject` or the given error if that fails."""
     delay, state = shortened(task.app, delay), retry_state_of(request)
-    signature = signature_of(task, request, delay, RetryState(state.times + 1, state.waited + delay))
+    ticket, copy = (place.ticket, place.copy) if place else ("", 0.0)
+    signature = signature_of(
+        task, request, delay, RetryState(state.times + 1, state.waited + delay, ticket=ticket, copy=copy)
+    )
     is_stored = _mark_as_retry(task, request, error)
     try:
         signature.apply_async()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from celery.app.task import Context
 from kombu.serialization import registry
 
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.worker.delivery import PROPERTY, delivery_of
 from celery_singleton_lock.worker.destination import destination
 
@@ -23,6 +24,7 @@ _DEAD_LETTER = re.compile(r"x-(death$|first-death-|last-death-)")
 _OWN_PROPERTIES = {
     *("correlation_id", "reply_to", "priority", "expiration", "delivery_info", "delivery_tag", "body_encoding"),
     *("content_type", "content_encoding", "application_headers", "headers", PROPERTY),
+    "lock_options",  # given to `send_task`, which does not know it
 }
 
 
@@ -47,6 +49,16 @@ def forget_retry_state(request: Any) -> None:
     """Remove the retry state from the request's headers, so that the task's own retries start without it."""
     if request.headers and RETRY_STATE_HEADER in request.headers:
         request.headers = {name: value for name, value in request.headers.items() if name != RETRY_STATE_HEADER}
+
+
+def lock_options_of(request: Any) -> Any:
+    """Return the options that the call was given, None if it was given none; have the task's own retries carry them."""
+    found = getattr(request, LOCK_OPTIONS_HEADER, None)
+    if found is None:
+        return (request.headers or {}).get(LOCK_OPTIONS_HEADER) if request.is_eager else None
+    if LOCK_OPTIONS_HEADER not in (request.headers or {}):  # nested headers, as in `retry_state_of`
+        request.headers = {**(request.headers or {}), LOCK_OPTIONS_HEADER: found}
+    return found
 
 
 def is_redelivered(request: Any) -> bool:

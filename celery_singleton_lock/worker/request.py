@@ -6,7 +6,8 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
+from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.reservation import free_reservation
@@ -49,13 +50,16 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self.id, self.args, self.kwargs)
+                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)
             except Exception as error:  # it expires
                 logger.warning("Task %s[%s]: its reservation could not be released: %s", self.name, self.id, error)
         return is_revoked
 
+    def _config(self: Any) -> TaskConfig:
+        return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
+
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
-        config = config_for(self.task)
+        config = self._config()
         ttl = config.options.lock_ttl
         return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True)
 

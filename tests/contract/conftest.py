@@ -61,6 +61,9 @@ class MemoryBacking:
     def lose(self, *keys: str) -> None:
         for key in keys or list(self.store._records):
             del self.store._records[key]
+        if not keys:
+            self.store._lines.clear()
+            self.store._used.clear()
 
 
 class RedisBacking:
@@ -79,6 +82,9 @@ class RedisBacking:
             left = self._redis.pttl(key)
             if left >= 0:
                 self._redis.pexpire(key, left - int(seconds * 1000))
+            for field in self._redis.hkeys(key) if ":waiting:" in key else ():
+                if field.endswith(":due"):
+                    self._redis.hincrby(key, field, -int(seconds * 1000))
 
     def lives(self, key: str) -> float:
         return float(self._redis.pttl(key)) / 1000

@@ -305,7 +305,7 @@ def test_reply_of_a_call_that_was_given_up(
     server.pause()
     bounded(lambda: store.acquire(other), 0.2)
     server.resume()
-    assert store.release(one, success=True) is False
+    assert not store.release(one, success=True)
     assert [RenewResult.MISSING] == store.renew([one])
 
 

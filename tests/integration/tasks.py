@@ -25,7 +25,7 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import Holder, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock import Holder, Raise, RetryLater, RunOnceMore, SingletonMixin, SingletonTask, Skip, Wait
 from celery_singleton_lock import signals as lock_signals
 from tests.integration.recorder import Recorder
 
@@ -467,6 +467,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "publish_comes_back": {"lock_from": "publish", "acks_late": True, "reject_on_worker_lost": True},
     "publish_run": {"lock_from": "publish", "on_store_error": "run"},
     "publish_strict": {"lock_from": "publish", "on_store_error": "raise"},
+    "wait": {"on_duplicate": "wait", "lock_ttl": 4},
+    "wait_long": {"on_duplicate": "wait", "lock_ttl": 60},
+    "wait_little": {"on_duplicate": Wait(max_waiting=2), "lock_ttl": 60},
+    "wait_short": {"on_duplicate": Wait(max_wait=1.5), "lock_ttl": 1},
+    "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
+    "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
+    "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
     "rude_call": {"base": RudeCall},
     "rude_before_start": {"base": RudeBeforeStart},
 }
@@ -487,7 +494,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _add_job(app, name, job_options)
     for task in (ClassBased, Nameless, RudeRun, RudeAll):
         app.register_task(task())
-    for add in (_add_followers, _add_secret_tasks, _add_by_base, _add_django_task):
+    for add in (_add_followers, _add_secret_tasks, _add_group, _add_by_base, _add_django_task):
         add(app)
     return app
 
@@ -544,6 +551,19 @@ def _add_secret_tasks(app: Celery) -> None:
     @app.task(shared=False, name="secret.template", bind=True, base=SingletonTask, lock_key="{secret}")
     def by_template(self: Task, tag: str, secret: Any) -> str:
         return perform(self, tag, ["hold", "return"])
+
+
+def _add_group(app: Celery) -> None:
+    """Add two tasks that share their locks; the first has the default policy."""
+    options: dict[str, Any] = {"shared": False, "bind": True, "base": SingletonTask, "lock_group": "customers"}
+
+    @app.task(name="group.bill", unique_on="customer", **options)
+    def bill(self: Task, tag: str, customer: str, acts: Any = "return") -> str:
+        return perform(self, tag, acts)
+
+    @app.task(name="group.export", lock_key="{client}", on_duplicate=SOON, **options)
+    def export(self: Task, tag: str, client: str, acts: Any = "return") -> str:
+        return perform(self, tag, acts)
 
 
 def _add_by_base(app: Celery) -> None:

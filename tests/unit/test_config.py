@@ -41,6 +41,7 @@ DEFAULTS = {
     "singleton": True,
     "unique_on": None,
     "lock_key": None,
+    "lock_group": None,
     "on_duplicate": Skip(),
     "lock_from": "start",
     "lock_until": "finish",

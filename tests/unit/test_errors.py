@@ -78,7 +78,7 @@ def test_public_names() -> None:
     expected = {
         *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
-        *("StoreError", "StoreUnavailable"),
+        *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore"),
     }
     assert expected == set(celery_singleton_lock.__all__)
     assert all(hasattr(celery_singleton_lock, name) for name in expected)

@@ -44,6 +44,7 @@ from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, L
 from celery_singleton_lock.testing import assert_free, assert_held, hold
 from celery_singleton_lock.worker import execution
 from celery_singleton_lock.worker.delivery import Delivery, new_token
+from celery_singleton_lock.worker.republish import RetryState
 from tests.servers import RedisServer, free_port
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
@@ -482,7 +483,7 @@ def test_first_redelivery_check_comes_soon(singleton: Singleton, store: Store, p
     def task() -> None: ...
 
     header = check_redelivery(task, {"times": 7, "waited": 90.0}, 0.2)
-    assert {"times": 7, "waited": 90.0, "redelivery_checks": 1} == header
+    assert RetryState(7, 90.0, 1)._asdict() == header
 
 
 @pytest.mark.parametrize(("checks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
@@ -495,7 +496,7 @@ def test_redelivery_checks_back_off_to_the_policys_delay(
     def task() -> None: ...
 
     header = check_redelivery(task, {"times": 1, "waited": 0.5, "redelivery_checks": checks}, delay)
-    assert {"times": 1, "waited": 0.5, "redelivery_checks": checks + 1} == header
+    assert RetryState(1, 0.5, checks + 1)._asdict() == header
 
 
 def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Singleton, store: Store) -> None:

@@ -21,6 +21,7 @@ TEXT = README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIRST, LEASE, PUBLISH = "app = Celery(", "lease.ensure()", "report.delay"
+CALL, GROUP = "lock_options=", "lock_group="
 
 
 class Names(dict[str, Any]):
@@ -72,7 +73,19 @@ def names() -> Iterator[Names]:
 
 def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
-    marks = (FIRST, LEASE, "DjangoTask", "def by_age", "lock_lost.connect", "memory_store", PUBLISH)
+
+    marks = (
+        FIRST,
+        LEASE,
+        "DjangoTask",
+        "def by_age",
+        "lock_lost.connect",
+        "memory_store",
+        PUBLISH,
+        CALL,
+        GROUP,
+        "rebuild_index",
+    )
     names.run()
 
     assert [1] * len(BLOCKS) == [sum(mark in block for mark in marks) for block in BLOCKS]
@@ -137,6 +150,34 @@ def test_publish(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["shop.tasks.report"] == sent
     assert names["result"].id == names["again"].id == names["again"].duplicate.task_id
     assert "queued" == names["again"].duplicate.state
+
+
+def test_options_for_one_call(names: Names) -> None:
+    """Both calls of the block pass their checks, and the one with a key of its own does not wait for the account."""
+    names.run()
+    app, (block,) = names["app"], [block for block in BLOCKS if CALL in block]
+    app.conf.task_always_eager = True
+    with memory_store(app), hold(names["sync"], 42), hold(names["sync"], 43):
+        exec(compile(block, str(README), "exec"), names)
+    assert [("store", "account 43")] == names.calls
+
+
+def test_tasks_that_share_a_lock(names: Names) -> None:
+    """An account is not closed while it is billed; another one is."""
+    names.run(GROUP)
+    with memory_store(names["app"]), hold(names["bill"], 42):
+        assert "DuplicateTask" == type(names["close"].apply((42, "moved")).result).__name__
+        assert "SUCCESS" == names["close"].apply((43,)).state
+    assert [("store", "account 43 closed")] == names.calls
+
+
+def test_run_once_more(names: Names) -> None:
+    """The block's task runs; what an eager duplicate does is what it does under "raise"."""
+    names.run("rebuild_index")
+    with memory_store(names["app"]):
+        assert "SUCCESS" == names["rebuild_index"].apply().state
+        with hold(names["rebuild_index"]):
+            assert "DuplicateTask" == type(names["rebuild_index"].apply().result).__name__
 
 
 def test_django(names: Names) -> None:

@@ -20,7 +20,7 @@ if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCOR
   return {redis.call('ZSCORE', used, ticket .. ':superseded') and 'superseded' or 'dropped'}
 end
 local head = redis.call('ZRANGE', line, 0, 0)[1]
-while head and head ~= ticket and (room == 'all' or redis.call('HGET', waiting, head .. ':due') + 0 < now) do
+while head and head ~= ticket and (room == 'all' or (redis.call('HGET', waiting, head .. ':due') or 0) + 0 < now) do
   if room == 'all' then use(head, 'superseded') end
   leave(head) -- unless it was replaced, it joins again should its copy come after all
   head = redis.call('ZRANGE', line, 0, 0)[1]
@@ -31,17 +31,18 @@ if is_turn and owner then
   owner = nil
 elseif not is_turn and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then
   local waits = redis.call('ZSCORE', line, ticket)
-  if waits and copy + 0 < redis.call('HGET', waiting, ticket .. ':copy') + 0 and room == '' then return {'dropped'} end
+  if waits and copy + 0 < (redis.call('HGET', waiting, ticket .. ':copy') or 0) + 0 and room == '' then return {'dropped'} end
   if room ~= '' and (waits or room == 'all' or redis.call('ZCARD', line) < room + 0) then
     if not waits then redis.call('ZADD', line, time[1] * 1000000 + time[2], ticket) end
     waits, head = true, head or ticket
+    redis.call('ZREM', used, ticket, ticket .. ':' .. copy)
     redis.call('HSET', waiting, ticket .. ':due', now + due, ticket .. ':copy', next_copy, ticket .. ':task', ARGV[3],
                ticket .. ':message', message)
     redis.call('PEXPIRE', line, due + window)
     redis.call('PEXPIRE', waiting, due + window)
     if owner then redis.call('HSET', KEYS[1], 'line', 1) end
   end
-  local first = head and redis.call('HGET', waiting, head .. ':task')
+  local first = head and redis.call('HGET', waiting, head .. ':task') or false
   local place = {redis.call('ZCARD', line), first, waits and '1'}
   if not owner then return {'held', first, '', '0', 0, 0, '0', 'queued', unpack(place)} end
   if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end

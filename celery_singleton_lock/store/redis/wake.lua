@@ -8,7 +8,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local head = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
 while head do
   local fields = redis.call('HMGET', KEYS[3], head .. ':due', head .. ':message', head .. ':task')
-  if fields[1] + 0 >= now then
+  if (fields[1] or 0) + 0 >= now then
     if fields[2] == '' then break end
     redis.call('HSET', KEYS[3], head .. ':due', now + ARGV[1])
     redis.call('HSET', KEYS[1], 'task', fields[3])

@@ -1,0 +1,309 @@
+"""The promises of every store about the line of messages that wait for a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.store.protocol import (
+    AcquireResult,
+    AcquireStatus,
+    Kept,
+    LeaseRequest,
+    Place,
+    Waiting,
+    queued_token,
+)
+from tests.contract.conftest import Backing
+
+MakeRequest = Callable[..., LeaseRequest]
+GRANTED, HELD, DROPPED, SUPERSEDED = (
+    AcquireStatus.GRANTED,
+    AcquireStatus.HELD,
+    AcquireStatus.DROPPED,
+    AcquireStatus.SUPERSEDED,
+)
+
+
+class Deliveries:
+    """Deliveries of one signature's messages, which the test starts, lets wait and ends."""
+
+    def __init__(self, backing: Backing, lease_request: MakeRequest) -> None:
+        self.store = backing.store
+        self._make = lease_request
+
+    def request(self, name: str, place: Place | None, **more: object) -> LeaseRequest:
+        return self._make(task_id=name, place=place, **{"ttl": 20.0, **more})
+
+    def acquire(
+        self, name: str, ticket: str = "", copy: float = 0.0, **more: object
+    ) -> tuple[LeaseRequest, AcquireResult]:
+        """Deliver a copy of a message."""
+        wanted = self.request(name, Place(ticket, copy), **more)
+        return wanted, self.store.acquire(wanted)
+
+    def join(
+        self, name: str, copy: float = 0.0, room: int = 9, replace: bool = False, text: str = "?"
+    ) -> AcquireResult:
+        """Let a message wait; its ticket is its name, and its text what wakes it."""
+        text = f"message {name}" if text == "?" else text
+        place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text)
+        return self.store.acquire(self.request(name, place))
+
+    def held(self, name: str = "holder") -> LeaseRequest:
+        wanted, result = self.acquire(name)
+        assert result.status is GRANTED
+        return wanted
+
+
+@pytest.fixture
+def deliveries(backing: Backing, lease_request: MakeRequest) -> Deliveries:
+    return Deliveries(backing, lease_request)
+
+
+def test_free_lock_without_a_line(deliveries: Deliveries) -> None:
+    """A lock that nobody waits for is granted to a newcomer; its release says that nobody waits."""
+    assert deliveries.store.release(deliveries.held(), success=True) == Waiting.NOBODY
+
+
+def test_line_in_order(deliveries: Deliveries) -> None:
+    """The end of each holder reserves the lock for the head of the line and names its message, until the line is empty."""
+    holder, ran = deliveries.held(), []
+    for name in "abc":
+        result = deliveries.join(name)
+        assert (HELD, True) == (result.status, result.is_waiting)
+        assert "a" == result.head
+    for name in "abc":
+        assert deliveries.store.release(holder, success=True) == Waiting.LINE
+        ran.append(deliveries.store.wake(holder))
+        reserved = deliveries.store.holder(holder.lock)
+        assert reserved is not None
+        assert (name, "queued") == (reserved.task_id, reserved.state)
+        holder, result = deliveries.acquire(name, f"ticket {name}", 0.5)
+        assert result.status is GRANTED
+    assert ["message a", "message b", "message c"] == ran
+    assert deliveries.store.release(holder, success=True) == Waiting.NOBODY
+    assert deliveries.store.holder(holder.lock) is None
+
+
+def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
+    """Between the holder's end and the head's start, neither a newcomer nor another one in line gets the lock."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.release(holder, success=True)
+    for _ in range(2):
+        _, newcomer = deliveries.acquire("n")
+        _, second = deliveries.acquire("b", "ticket b", 1.5)
+        outsider = deliveries.store.acquire(deliveries.request("o", None))
+        assert [HELD, HELD, HELD] == [newcomer.status, second.status, outsider.status]
+        assert (2, "a", False, True) == (newcomer.waiting, newcomer.head, newcomer.is_waiting, second.is_waiting)
+        deliveries.store.wake(holder)
+    _, head = deliveries.acquire("a", "ticket a", 0.5)
+    assert head.status is GRANTED
+
+
+def test_line_without_holder(backing: Backing, deliveries: Deliveries) -> None:
+    """After a holder's death only the head of the line gets the lock; a newcomer is told who that is."""
+    deliveries.held()
+    backing.wait(5)
+    deliveries.join("a")
+    backing.wait(16)
+    _, newcomer = deliveries.acquire("n")
+    assert (HELD, "a") == (newcomer.status, newcomer.holder.task_id if newcomer.holder else "")
+    _, head = deliveries.acquire("a", "ticket a", 1.5)
+    assert head.status is GRANTED
+
+
+def test_copies_of_a_started_message(backing: Backing, deliveries: Deliveries) -> None:
+    """Once a copy has started its message, other copies are dropped, also after its end; the same one may be delivered again."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    started, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert result.status is GRANTED
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    deliveries.store.release(started, success=False)
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    backing.wait(3000)
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    assert GRANTED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
+def test_message_that_starts_again_may_wait_again(deliveries: Deliveries) -> None:
+    """A started message that is delivered again and has to wait is started by a later copy."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    started, _ = deliveries.acquire("a", "ticket a", 0.5)
+    deliveries.store.release(started, success=False)
+    holder = deliveries.held()
+    assert deliveries.join("a", copy=0.5).is_waiting
+    deliveries.store.release(holder, success=True)
+    assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status
+
+
+def test_earlier_copy_of_a_waiting_message(deliveries: Deliveries) -> None:
+    """While a message waits, a copy earlier than the next one is dropped; the next one keeps the message's place."""
+    deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    assert DROPPED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+    _, again = deliveries.acquire("a", "ticket a", 1.5)
+    assert (HELD, True, "a") == (again.status, again.is_waiting, again.head)
+    result = deliveries.join("a", copy=1.5)
+    assert (True, "a", 2) == (result.is_waiting, result.head, result.waiting)
+
+
+def test_late_head_loses_its_place(backing: Backing, deliveries: Deliveries) -> None:
+    """A message whose next copy does not come in time loses its place to the next one, and joins again at the end."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    backing.wait(10)
+    deliveries.join("b")
+    backing.wait(31)
+    backing.store.release(holder, success=True)
+    assert GRANTED is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    assert deliveries.join("a", copy=1.5).is_waiting
+
+
+def test_head_that_does_not_start_in_its_turn(backing: Backing, deliveries: Deliveries) -> None:
+    """A head that was woken and does not start within the TTL loses its place to the next one."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.release(holder, success=True)
+    assert "message a" == deliveries.store.wake(holder)
+    assert HELD is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    backing.wait(21)
+    assert GRANTED is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    assert HELD is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
+def test_full_line(deliveries: Deliveries) -> None:
+    """A message finds no room in a full line, and is told how many wait; those that wait keep their places."""
+    deliveries.held()
+    assert deliveries.join("a", room=1).is_waiting
+    result = deliveries.join("b", room=1)
+    assert (HELD, False, 1, "a") == (result.status, result.is_waiting, result.waiting, result.head)
+    assert deliveries.join("a", copy=1.5, room=1).is_waiting
+
+
+def test_replacing(deliveries: Deliveries) -> None:
+    """A message that replaces those that wait is the only one left; copies of the others are told so."""
+    holder = deliveries.held()
+    deliveries.join("a", room=1)
+    result = deliveries.join("b", room=1, replace=True)
+    assert (True, 1, "b") == (result.is_waiting, result.waiting, result.head)
+    assert SUPERSEDED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    deliveries.store.release(holder, success=True)
+    assert "message b" == deliveries.store.wake(holder)
+
+
+def test_replacing_a_head_in_its_turn(deliveries: Deliveries) -> None:
+    """A message that replaces a head which was woken and has not started gets the lock at once."""
+    holder = deliveries.held()
+    deliveries.join("a", room=1)
+    deliveries.store.release(holder, success=True)
+    deliveries.store.wake(holder)
+    assert GRANTED is deliveries.join("b", room=1, replace=True).status
+    assert SUPERSEDED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
+def test_joining_when_the_lock_is_free(deliveries: Deliveries) -> None:
+    """A message that joins just when the lock became free is granted it, and its delayed copy is dropped."""
+    assert GRANTED is deliveries.join("a").status
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+def test_leaving(deliveries: Deliveries) -> None:
+    """A message that has left the line is not woken, and its copies are dropped."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.leave(holder, "ticket a")
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    deliveries.store.release(holder, success=True)
+    assert "message b" == deliveries.store.wake(holder)
+    deliveries.store.leave(holder, "ticket b")
+    assert "" == deliveries.store.wake(holder)
+    assert deliveries.store.holder(holder.lock) is None
+
+
+def test_message_without_text(deliveries: Deliveries) -> None:
+    """A head that only its copy can start is not woken: the lock is free, for the head alone."""
+    holder = deliveries.held()
+    deliveries.join("a", text="")
+    deliveries.store.release(holder, success=True)
+    assert "" == deliveries.store.wake(holder)
+    assert HELD is deliveries.acquire("n")[1].status
+    assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+def test_wake_without_a_turn(deliveries: Deliveries) -> None:
+    """Nobody is woken while somebody holds the lock."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    assert "" == deliveries.store.wake(holder)
+    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_release_by_token(deliveries: Deliveries, supervised: bool, lease_request: MakeRequest) -> None:
+    """The release for a dead child, which knows the token alone, reserves the lock for the head of the line."""
+    holder, result = deliveries.acquire("holder", supervised=supervised)
+    assert result.status is GRANTED
+    deliveries.join("a")
+    known = lease_request(digest="" if supervised else "d", token=holder.token, task_id="holder")
+    assert deliveries.store.release(known, success=False) == Waiting.LINE
+    assert HELD is deliveries.acquire("n")[1].status
+    assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+def test_own_retry_comes_before_the_line(deliveries: Deliveries) -> None:
+    """A lease that ends as its task's own reservation wakes nobody; the line is woken after the retry."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    kept = Kept("queued", 100.0, queued_token("holder"))
+    assert deliveries.store.release(holder, False, None, kept) == Waiting.NOBODY
+    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    again = deliveries.request("holder", None)
+    assert deliveries.store.acquire(again).status is GRANTED
+    assert deliveries.store.release(again, success=True) == Waiting.LINE
+    assert "message a" == deliveries.store.wake(again)
+
+
+def test_redelivery_and_line(deliveries: Deliveries) -> None:
+    """A release tells of a redelivery that waits for the outcome as well as of the line."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    second = deliveries.request("holder", None, redelivered=True)
+    assert deliveries.store.acquire(second).status is HELD
+    assert deliveries.store.release(holder, success=True) == Waiting.LINE | Waiting.REDELIVERY
+
+
+def test_store_that_lost_its_line(backing: Backing, deliveries: Deliveries) -> None:
+    """After a loss of data each copy joins again, or starts if the lock is free; no message needs the line to run."""
+    deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    backing.lose()
+    started, result = deliveries.acquire("a", "ticket a", 1.5)
+    assert result.status is GRANTED
+    assert deliveries.join("b", copy=1.5).is_waiting
+    deliveries.store.release(started, success=True)
+    assert "message b" == deliveries.store.wake(started)
+
+
+def test_nothing_is_left(backing: Backing, deliveries: Deliveries, base: str) -> None:
+    """Every key of a line expires."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    started, _ = deliveries.acquire("a", "ticket a", 0.5)
+    deliveries.store.release(started, success=True)
+    kept = {name for name in backing.keys() if ":fence" not in name}
+    assert all(backing.lives(name) <= 3600 for name in kept)
+    assert not any(":line:" in name or ":waiting:" in name for name in kept)

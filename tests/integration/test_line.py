@@ -1,0 +1,249 @@
+"""Messages that wait in line: under "wait" all of them run in order, under "run_once_more" one."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from celery_singleton_lock import DuplicateTask
+from tests.integration.environment import WorkerEnvironment
+from tests.servers import until
+
+
+@pytest.fixture(scope="module", params=["prefork", "threads"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def in_line(env: WorkerEnvironment, name: str) -> int:
+    """Return how many messages wait for the lock of a job."""
+    key = env.key(name).replace(":lock:", ":line:")
+    client: Any = env.store()
+    try:
+        return int(client.zcard(key))
+    finally:
+        client.close()
+
+
+def enqueue(env: WorkerEnvironment, name: str, count: int, **options: Any) -> list[AsyncResult]:
+    """Send duplicates of a job whose lock is held, each once the one before waits in line."""
+    results = []
+    for number in range(count):
+        before = in_line(env, name)
+        results.append(env.job(name).apply_async((env.tag,), options.pop("kwargs", None), **options))
+        until(lambda: in_line(env, name) > before, f"number {number} waits")  # noqa: B023
+    return results
+
+
+def order(env: WorkerEnvironment) -> list[str]:
+    """Return the task ids of the bodies that started, in order."""
+    return [start["id"] for start in env.starts()]
+
+
+def assert_one_at_a_time(env: WorkerEnvironment) -> None:
+    """Check that each body ended before the next one started."""
+    bodies = [event["what"] for event in env.events() if event["what"] in ("start", "end")]
+    assert ["start", "end"] * (len(bodies) // 2) == bodies
+
+
+# -- wait ------------------------------------------------------------------------------------------
+
+
+def test_all_run_in_order(env: WorkerEnvironment) -> None:
+    """Duplicates run one after the other in the order of their arrival, at once after each end."""
+    first = env.hold("wait_long")
+    waiting = enqueue(env, "wait_long", 5)
+    assert [first.id] == order(env)
+    env.let_go()
+    begun = time.monotonic()
+    assert ["held", *["done"] * 5] == [env.get(result) for result in (first, *waiting)]
+    assert time.monotonic() < begun + 10  # their copies come after a minute
+    assert [first.id, *(result.id for result in waiting)] == order(env)
+    assert_one_at_a_time(env)
+    until(lambda: not env.is_locked("wait_long"), "the lock is free")
+    assert 0 == in_line(env, "wait_long")
+
+
+def test_state_of_a_waiting_message(env: WorkerEnvironment) -> None:
+    """A message that waits stores no state of its own, and occupies no worker process."""
+    first = env.hold("wait_long")
+    waiting = enqueue(env, "wait_long", 6)
+    states = {result.state for result in waiting}
+    assert states <= {"PENDING", "STARTED"}, states
+    assert "done" == env.get(env.job("skip").delay(env.other_tag("other")))
+    env.let_go()
+    env.get(first)
+    env.get(waiting[-1])
+
+
+def test_copies_are_dropped(env: WorkerEnvironment) -> None:
+    """After a message was woken, its delayed copy does not run it again, also after a failure."""
+    env.hold("wait")
+    (waiting,) = enqueue(env, "wait", 1, kwargs={"acts": ["hold", "raise", "return"]})
+    env.let_go()
+    assert "Boom" == type(env.error(waiting)).__name__
+    env.worker.wait_for_lines(waiting.id, "received", count=3) if False else time.sleep(6.0)
+    assert 2 == len(env.starts())
+    assert "FAILURE" == env.app.AsyncResult(waiting.id).state
+
+
+def test_full_line(env: WorkerEnvironment) -> None:
+    """A message that finds `max_waiting` others in line fails as under "raise"."""
+    env.hold("wait_little")
+    waiting = enqueue(env, "wait_little", 2)
+    assert isinstance(env.error(env.job("wait_little").delay(env.tag)), DuplicateTask)
+    env.let_go()
+    assert ["done", "done"] == [env.get(result) for result in waiting]
+
+
+def test_longest_wait(env: WorkerEnvironment) -> None:
+    """A message that has waited for `max_wait` fails as under "raise", and leaves the line."""
+    first = env.hold("wait_short")
+    late = env.job("wait_short").delay(env.tag)
+    assert isinstance(env.error(late), DuplicateTask)
+    assert 0 == in_line(env, "wait_short")
+    env.let_go()
+    env.get(first)
+    time.sleep(1.5)
+    assert [first.id] == order(env)
+
+
+def test_canvas(env: WorkerEnvironment) -> None:
+    """Chains, groups and chords go on with the results of members that waited."""
+    job, other = env.job("wait_long"), env.other_tag("collected")
+    env.hold("wait_long")
+    last = chain(job.si(env.tag), env.app.tasks["then"].si(env.other_tag("then")))()
+    members = group(job.si(env.tag) for _ in range(2))()
+    whole = chord([job.si(env.tag), job.si(env.tag)])(env.app.tasks["collect"].s(other))
+    until(lambda: in_line(env, "wait_long") == 5, "all wait")
+    env.let_go()
+    env.get(last)
+    assert ["done", "done"] == members.get(timeout=20)
+    env.get(whole)
+    assert [["done", "done"]] == [event["results"] for event in env.events("collect", other)]
+    assert_one_at_a_time(env)
+
+
+def test_message_is_kept(env: WorkerEnvironment) -> None:
+    """A woken message has the caller's headers, priority, time limits and links, and nothing of the line."""
+    env.hold("wait_long")
+    callback = env.app.tasks["then"].si(env.other_tag("link"))
+    (waiting,) = enqueue(
+        env, "wait_long", 1, headers={"x-mine": "1"}, priority=3, time_limit=50, link=callback, argsrepr="(...)"
+    )
+    env.let_go()
+    assert "done" == env.get(waiting)
+    env.wait_for("then", env.other_tag("link"))
+
+
+def test_own_retry_does_not_keep_a_ticket(env: WorkerEnvironment) -> None:
+    """A message that waited and then retries itself runs again as its own retry says."""
+    env.hold("wait_long")
+    (waiting,) = enqueue(env, "wait_long", 1, kwargs={"acts": ["hold", "retry", "return"], "seconds": 0.0})
+    env.let_go()
+    assert "done" == env.get(waiting)
+    assert [waiting.id, waiting.id] == order(env)[1:]
+
+
+def test_killed_holder(env: WorkerEnvironment, pool: str) -> None:
+    """After the holder's child was killed, the messages in line run, in order, when their copies come."""
+    if pool != "prefork":
+        pytest.skip("a thread cannot be killed")
+    env.hold("wait")
+    waiting = enqueue(env, "wait", 3)
+    env.kill_body(env.starts()[0])
+    assert ["done"] * 3 == [env.get(result, 40) for result in waiting]
+    assert [result.id for result in waiting] == order(env)[1:]
+    assert_no_overlap(env)
+
+
+def assert_no_overlap(env: WorkerEnvironment) -> None:
+    """Check that no two bodies ran at once, but for one that was killed and has no end."""
+    for before, after in itertools.pairwise(
+        event["what"] for event in env.events() if event["what"] in ("start", "end")
+    ):
+        assert (before, after) != ("end", "end")
+
+
+def test_store_that_lost_its_data(env: WorkerEnvironment) -> None:
+    """After the store lost the line, all messages run, one at a time."""
+    first = env.hold("wait")
+    waiting = enqueue(env, "wait", 3)
+    client: Any = env.store()
+    client.delete(*client.keys(f"{env.key('wait').partition(':lock:')[0]}*"))
+    client.close()
+    until(lambda: env.is_locked("wait"), "reacquired", 10)
+    env.let_go()
+    assert ["held", *["done"] * 3] == [env.get(result, 60) for result in (first, *waiting)]
+    assert 4 == len(env.starts())
+    assert_one_at_a_time(env)
+
+
+def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
+    """If the woken message cannot be published, the message's copy starts it later."""
+    first = env.hold("wait")
+    (waiting,) = enqueue(env, "wait", 1)
+    env.allow_publishing(False)
+    env.let_go()
+    env.get(first)
+    env.worker.wait_for_lines("could not be published")
+    env.allow_publishing(True)
+    assert "done" == env.get(waiting, 40)
+
+
+def test_late_acknowledgement(env: WorkerEnvironment, pool: str) -> None:
+    """A woken message whose child is killed is delivered again and runs, although its other copies are dropped."""
+    if pool != "prefork":
+        pytest.skip("a thread cannot be killed")
+    env.hold("wait_late")
+    (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "hold", "return"]})
+    env.let_go()
+    until(lambda: len(env.starts()) == 2, "woken")
+
+
+# -- run once more ---------------------------------------------------------------------------------
+
+
+def test_one_runs_once_more(env: WorkerEnvironment) -> None:
+    """Of many duplicates the first runs after the holder; the others end at once, skipped."""
+    first = env.hold("once_more")
+    (pending,) = enqueue(env, "once_more", 1)
+    others = [env.job("once_more").delay(env.tag) for _ in range(10)]
+    assert [None] * 10 == [env.get(result) for result in others]
+    env.let_go()
+    assert ["held", "done"] == [env.get(first), env.get(pending)]
+    assert [first.id, pending.id] == order(env)
+    third = env.job("once_more").delay(env.tag)
+    assert "done" == env.get(third)
+
+
+def test_the_latest_runs_once_more(env: WorkerEnvironment) -> None:
+    """With ``keep="latest"`` the newest duplicate runs after the holder, and the ones before it end as skipped."""
+    first = env.hold("once_more_latest")
+    (replaced,) = enqueue(env, "once_more_latest", 1)
+    latest = env.job("once_more_latest").delay(env.tag)
+    key = env.key("once_more_latest").replace(":lock:", ":waiting:")
+    client: Any = env.store()
+    until(lambda: latest.id in client.hvals(key) or latest.id.encode() in client.hvals(key), "the latest waits")
+    client.close()
+    env.let_go()
+    assert ["held", "done"] == [env.get(first), env.get(latest)]
+    assert [first.id, latest.id] == order(env)
+    assert replaced.id not in order(env)
+
+
+def test_storm(env: WorkerEnvironment) -> None:
+    """Of a storm of calls with no pause, few run, one of them after the last call, and all end."""
+    job = env.job("once_more")
+    results = [job.apply_async((env.tag, "sleep"), {"seconds": 0.05}) for _ in range(200)]
+    values = [env.get(result, 60) for result in results]
+    assert set(values) == {"slept", None}
+    assert values.count("slept") < 100
+    last_start = env.starts()[-1]["at"]
+    assert last_start is not None
+    assert_one_at_a_time(env)
