@@ -39,6 +39,7 @@ class _Record:
     redelivered: bool = False
     fence: int = 0
     state: str = "running"
+    woken: bool = False  # reserved for a head of the line whose message was published
 
 
 class MemoryStore:
@@ -78,11 +79,13 @@ class MemoryStore:
         refused = line.refused(place)
         if refused:
             return AcquireResult(refused)
-        head = line.head(place.ticket, place.replace)
-        if record and record.token == protocol.LINE_TOKEN and head in ("", place.ticket):
+        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
+        is_reserved = record is not None and record.token == protocol.LINE_TOKEN
+        if record and is_reserved and is_turn and not (wanted.queued and record.woken):
             record = self._records.pop(wanted.lock) and None
-        if (record is None and head in ("", place.ticket)) or (record and record.token == wanted.token):
-            line.use(place.ticket, str(place.copy))
+        if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
+            if not wanted.queued:
+                line.use(place.ticket, str(place.copy))
             return None
         if not place.room and line.is_outdated(place):
             return AcquireResult(AcquireStatus.DROPPED)
@@ -108,7 +111,7 @@ class MemoryStore:
             if head is None:
                 del self._records[wanted.lock]
                 return ""
-            record.task_id, record.expires = head.task_id, self._clock() + wanted.ttl
+            record.task_id, record.expires, record.woken = head.task_id, self._clock() + wanted.ttl, True
             return head.message
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:

@@ -24,9 +24,9 @@ from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
-from celery_singleton_lock.worker.line import place_of, publish_copy, wake
+from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, wake
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
-from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of
+from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of, retry_state_of
 
 Body = Callable[[], Any]
 
@@ -71,6 +71,9 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return body()
     supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
+    retry_state = retry_state_of(request)
+    if retry_state.stands_for:
+        handle_copy(task, request, config, context.store, args, kwargs)
     wanted = LeaseRequest(
         config.base,
         config.digest(args, kwargs),
@@ -81,7 +84,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
-        place=place_of(request, options.on_duplicate),
+        place=place_of(retry_state, options.on_duplicate),
     )
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)

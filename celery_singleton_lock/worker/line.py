@@ -1,25 +1,39 @@
-"""Deliveries that wait in line for a lock, and the message of the first in line, which the holder's end publishes.
+"""Messages that wait in line for a lock.
 
-The broker keeps the promise that a waiting message runs, the store makes it quick: a copy of the message comes back from the
-broker after each `lock_ttl`, and the line in the store has what starts the message at once. Both carry the same ticket. When one
-of them starts, the others are dropped.
+The line in the store has what starts a message at once: the holder's end publishes it. The broker keeps the promise that the
+message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`. A copy never runs the body.
+If it is its message's turn, it publishes the message; otherwise it is followed by the next copy. It is dropped once the message
+has started. Message, copies and place in line have the same ticket.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from celery.canvas import Signature
+from celery.exceptions import Ignore, Reject
+from celery.utils import uuid
 from kombu.utils import json
 
+from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, Place
+from celery_singleton_lock.store.protocol import (
+    LINE_TOKEN,
+    AcquireResult,
+    AcquireStatus,
+    LeaseRequest,
+    LockStore,
+    Place,
+)
 from celery_singleton_lock.worker.destination import shortened
-from celery_singleton_lock.worker.republish import retry_state_of, signature_of
+from celery_singleton_lock.worker.outcome import decide, policy_of
+from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
 
 _json: Any = json  # untyped in Kombu
 
@@ -27,24 +41,86 @@ _json: Any = json  # untyped in Kombu
 MAX_MESSAGE = 64 * 1024
 
 
-def place_of(request: Any, policy: Any) -> Place | None:
+def place_of(state: RetryState, policy: Any) -> Place | None:
     """Return the place in line of a delivery; None where the line does not count."""
-    state = retry_state_of(request)
     if state.ticket:
         return Place(state.ticket, state.copy)
     return Place() if isinstance(policy, Policy) and policy.uses_line else None
 
 
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue) -> Place:
-    """Publish the message again with a delay; return the place that it joins the line with."""
+    """Publish the message again with a delay; return the place that it joins the line with.
+
+    The copy has a task id of its own and stores no result. With `task_track_started`, Celery stores STARTED for every delivery,
+    which would overwrite what the message has stored when the copy comes.
+    """
     state = retry_state_of(request)
-    delay = shortened(task.app, wanted.ttl)
-    ticket, following = state.ticket or os.urandom(8).hex(), state.copy + 1 + random.random()
-    copied = state._replace(ticket=ticket, copy=following, waited=state.waited + delay)
-    signature_of(task, request, delay, copied).apply_async()
-    # Another number than that of any copy, and an earlier one than that of the copy which comes in any case.
-    message = _text(signature_of(task, request, None, state._replace(ticket=ticket, copy=state.copy + 0.5)))
-    return Place(ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+    state = state._replace(ticket=state.ticket or os.urandom(8).hex(), stands_for="", ignore_result=False)
+    delay, following = shortened(task.app, wanted.ttl), state.copy + 1 + random.random()
+    copied = state._replace(
+        copy=following,
+        waited=state.waited + delay,
+        stands_for=request.id,
+        ignore_result=ignores_result(task, request),
+    )
+    signature_of(task, request, delay, copied).set(task_id=uuid(), ignore_result=True).apply_async()
+    message = _text(_started_by(task, request, state))
+    return Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+
+
+def _started_by(task: Any, request: Any, state: RetryState) -> Any:
+    """Return the signature that publishes the message itself, with a number of its own: that of no delayed copy."""
+    return signature_of(task, request, None, state._replace(copy=state.copy + 0.5, stands_for="", ignore_result=False))
+
+
+def handle_copy(
+    task: Any, request: Any, config: TaskConfig, store: LockStore, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> NoReturn:
+    """Let the message of a delayed copy go on waiting, or publish it.
+
+    Raises:
+        Ignore, Reject: always: the end of this delivery, as Celery's tracer expects it.
+    """
+    state = retry_state_of(request)
+    request.id, request.ignore_result = state.stands_for, state.ignore_result
+    digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
+    wanted.place = Place(state.ticket, state.copy)
+    try:
+        result = store.acquire(wanted)
+        if result.status is AcquireStatus.HELD and not _runs(request, result):
+            policy = policy_of(task, config.options, result.holder or Holder())
+            _, decision = decide(task, request, policy, result)
+            if isinstance(decision, Enqueue):
+                wanted.place = publish_copy(task, request, wanted, decision)
+                result = store.acquire(wanted)
+    except StoreError as error:  # the message does what `on_store_error` says
+        logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)
+    else:
+        goes_on = wanted.place.room and result.is_waiting
+        if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
+            raise Ignore("waits in line, or has started")
+    _publish_message(task, request, wanted, store)
+
+
+def _runs(request: Any, result: AcquireResult) -> bool:
+    """Tell whether the message itself holds the lock, as after a loss of data that its copy did not know of."""
+    holder = result.holder
+    return holder is not None and holder.task_id == request.id and holder.state == "running"
+
+
+def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
+    """Publish the message that a delayed copy stands for, and end the copy."""
+    try:
+        _started_by(task, request, retry_state_of(request)).apply_async()
+    except Exception as failure:
+        if task.acks_late:
+            raise Reject(failure, requeue=True) from failure
+        logger.error("Task %s[%s] waited in line and could not be published: %s", task.name, request.id, failure)
+        if wanted.place:
+            store.leave(wanted, wanted.place.ticket)
+        task.backend.mark_as_failure(request.id, failure, request=request)
+    raise Ignore("published the message that waited in line")
 
 
 def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:

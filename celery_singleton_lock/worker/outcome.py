@@ -43,12 +43,14 @@ def handle_duplicate(
     if wanted.place and wanted.place.room and result.is_waiting:
         logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
         raise Ignore("waits in line")
+    if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
+        raise Ignore("waits in line already")
     if holder.task_id == request.id and not request.is_eager:
         if not goes_to_several_queues(task.app, request):
             _check_redelivery_later(task, request, options, error)
         logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
         raise Ignore("another worker runs this broadcast task")
-    policy, decision = _decide(task, request, policy_of(task, options, holder), result)
+    policy, decision = decide(task, request, policy_of(task, options, holder), result)
     send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, Enqueue):
         return decision
@@ -90,7 +92,7 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
     if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error
     if reaction == "retry":
-        _, decision = _decide(task, request, _retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
+        _, decision = decide(task, request, _retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
             _run_later(task, request, decision.delay, error, wanted.place)
         raise error
@@ -115,8 +117,8 @@ def _retry_policy_of(options: Options) -> RetryLater:
     return options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
 
 
-def _decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
-    """Ask the policy. In place of running later a broadcast message is skipped, and an eager run fails."""
+def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
+    """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
     state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
     decision = policy.decide(

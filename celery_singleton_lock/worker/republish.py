@@ -36,6 +36,8 @@ class RetryState(NamedTuple):
     redelivery_checks: int = 0  # since then, to find out how another delivery of the same message ended
     ticket: str = ""  # of its place in the line, if it has waited there
     copy: float = 0.0  # number of this copy, which grows from copy to copy
+    stands_for: str = ""  # in a delayed copy: the task id of its message
+    ignore_result: bool = False  # in a delayed copy: whether its message ignores its result
 
 
 def retry_state_of(request: Any) -> RetryState:

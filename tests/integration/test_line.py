@@ -87,7 +87,8 @@ def test_copies_are_dropped(env: WorkerEnvironment) -> None:
     (waiting,) = enqueue(env, "wait", 1, kwargs={"acts": ["hold", "raise", "return"]})
     env.let_go()
     assert "Boom" == type(env.error(waiting)).__name__
-    env.worker.wait_for_lines(waiting.id, "received", count=3) if False else time.sleep(6.0)
+    before = time.monotonic()
+    until(lambda: time.monotonic() > before + 6.0, "the copy has come, after 4 s")
     assert 2 == len(env.starts())
     assert "FAILURE" == env.app.AsyncResult(waiting.id).state
 
@@ -109,7 +110,7 @@ def test_longest_wait(env: WorkerEnvironment) -> None:
     assert 0 == in_line(env, "wait_short")
     env.let_go()
     env.get(first)
-    time.sleep(1.5)
+    env.finish(late.id)
     assert [first.id] == order(env)
 
 
@@ -197,13 +198,14 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
 
 
 def test_late_acknowledgement(env: WorkerEnvironment, pool: str) -> None:
-    """A woken message whose child is killed is delivered again and runs, although its other copies are dropped."""
+    """A woken message whose child is killed is delivered again and runs, although its copies are dropped."""
     if pool != "prefork":
         pytest.skip("a thread cannot be killed")
-    env.hold("wait_late")
-    (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "hold", "return"]})
+    first = env.hold("wait_late")
+    (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "die", "return"]})
     env.let_go()
-    until(lambda: len(env.starts()) == 2, "woken")
+    assert ["held", "done"] == [env.get(first), env.get(waiting, 40)]
+    assert [waiting.id, waiting.id] == order(env)[1:]
 
 
 # -- run once more ---------------------------------------------------------------------------------

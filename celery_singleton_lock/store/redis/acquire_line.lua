@@ -25,11 +25,13 @@ while head and head ~= ticket and (room == 'all' or (redis.call('HGET', waiting,
   leave(head) -- unless it was replaced, it joins again should its copy come after all
   head = redis.call('ZRANGE', line, 0, 0)[1]
 end
-local is_turn = (not owner or owner == 'queued:line') and (not head or head == ticket)
+local is_turn = not owner or owner == 'queued:line'
+if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
+is_turn = is_turn and (not head or head == ticket)
 if is_turn and owner then
-  redis.call('HDEL', KEYS[1], 'state')
+  redis.call('HDEL', KEYS[1], 'state', 'woken')
   owner = nil
-elseif not is_turn and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then
+elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~= 'queued:' .. ARGV[3] then
   local waits = redis.call('ZSCORE', line, ticket)
   if waits and copy + 0 < (redis.call('HGET', waiting, ticket .. ':copy') or 0) + 0 and room == '' then return {'dropped'} end
   if room ~= '' and (waits or room == 'all' or redis.call('ZCARD', line) < room + 0) then

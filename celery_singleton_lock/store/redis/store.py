@@ -46,7 +46,10 @@ class RedisStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         keys = (wanted.completed, *task_keys(wanted.base))
-        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "")
+        parts: tuple[Part, ...] = (Part("queued"),) if wanted.queued else ()
+        if wanted.place:
+            parts = (*parts, *_line_parts(wanted, wanted.place))
+        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "", parts)
         answer, *more = self._run(call, timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
@@ -127,19 +130,19 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
     return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
 
 
-def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
+def _request_call(
+    verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
+) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    parts: tuple[Part, ...] = (Part("queued"),) if wanted.queued else ()
-    if wanted.place:
-        parts = (*parts, *_line_parts(wanted, wanted.place))
     return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
-def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, Part]:
+def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, ...]:
     room = "all" if place.replace else str(place.room or "")
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
-    return Part("line", line_keys(wanted.base, wanted.digest), arguments), Part("started")
+    line = Part("line", line_keys(wanted.base, wanted.digest), arguments)
+    return (line,) if wanted.queued else (line, Part("started"))
 
 
 def _release_call(wanted: LeaseRequest, success: str, kept: Kept | None) -> ScriptCall:

@@ -11,7 +11,7 @@ while head do
   if (fields[1] or 0) + 0 >= now then
     if fields[2] == '' then break end
     redis.call('HSET', KEYS[3], head .. ':due', now + ARGV[1])
-    redis.call('HSET', KEYS[1], 'task', fields[3])
+    redis.call('HSET', KEYS[1], 'task', fields[3], 'woken', 1)
     redis.call('PEXPIRE', KEYS[1], ARGV[1])
     return fields[2]
   end
