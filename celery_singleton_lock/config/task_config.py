@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from celery_singleton_lock.config.exclusions import refuse_exclusions
 from celery_singleton_lock.config.foreign import refuse_unknown_options
-from celery_singleton_lock.config.options import TASK_OPTIONS, Options
+from celery_singleton_lock.config.options import TASK_OPTIONS, Options, is_limit
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.signature.arguments import Parameters
 from celery_singleton_lock.signature.canonical import digest, escaped
-from celery_singleton_lock.signature.keys import KeyBuilder
+from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
@@ -27,6 +28,8 @@ class TaskConfig:
     keys: KeyBuilder
     base: str
     check_call: Callable[..., object] | None
+    #: Returns how many calls of a call's signature may run at once; 0: one, without slots (see `LeaseRequest.limit`).
+    limit: Callable[[Sequence[Any], Mapping[str, Any]], int]
 
     def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the digest of a call's signature, or raise the `TypeError` that Celery raises for the call."""
@@ -38,15 +41,20 @@ class TaskConfig:
             raise
         return digest(form)
 
+    def lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the keys of a call's lock and of its set of slots, "" if it has none."""
+        digest = self.digest(args, kwargs)
+        return f"{self.base}:lock:{digest}", f"{self.base}:slots:{digest}" if self.options.is_limited else ""
+
 
 def config_for(task: Any) -> TaskConfig:
     """Return the configuration of a task. It is made when first needed, as apps may be configured after their tasks."""
     config: TaskConfig | None = task.__dict__.get(_ATTRIBUTE)
     if config is None:
         conf = task.app.conf
-        options, keys = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
+        options, keys, limit = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
         base = f"{settings_of(conf).prefix}:{{{escaped(task.name)}}}"
-        config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None))
+        config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None), limit)
     return config
 
 
@@ -63,8 +71,8 @@ def check_class(cls: Any, name: str) -> None:
     _configured(cls, name, setting=lambda _: None)
 
 
-def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Options, KeyBuilder]:
-    """Choose each option (the task's own, else the app's setting, else the default) and make the keys from them."""
+def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Options, KeyBuilder, Any]:
+    """Choose each option (the task's own, else the app's setting, else the default), and make keys and limit from them."""
     # A task that says itself which calls are the same work replaces both settings.
     replaced = _SAME_WORK if any(getattr(cls, option) is not None for option in _SAME_WORK) else ()
     found = {}
@@ -75,9 +83,27 @@ def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Opt
         found[option] = row.checked(value, source)
     options = Options(**found)
     try:
-        return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key)
+        refuse_exclusions(options)
+        parameters = _parameters(cls)
+        keys = KeyBuilder(parameters, options.unique_on, options.lock_key)
+        return options, keys, _limit(name, options.lock_limit, parameters)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name}: {error}") from error
+
+
+def _limit(task: str, limit: int | Callable[..., int], parameters: Parameters) -> Callable[..., int]:
+    if not callable(limit):
+        number = 0 if limit == 1 else limit
+        return lambda args, kwargs: number
+    function = ArgumentFunction("lock_limit", limit, parameters)
+
+    def checked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        answer = function.result(parameters.call(args, kwargs))
+        if not is_limit(answer):
+            raise ConfigurationError(f"task {task}: lock_limit returned {answer!r}, which is no whole number from 1")
+        return int(answer)
+
+    return checked
 
 
 def _parameters(cls: Any) -> Parameters:

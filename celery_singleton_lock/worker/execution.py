@@ -76,6 +76,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
+        config.limit(args, kwargs),
     )
     execution.state = state = LeaseState(
         wanted, task
@@ -90,6 +91,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     if result.status is not AcquireStatus.GRANTED:
         state.unreleased = False
         return handle_duplicate(task, request, config.options, wanted, result)
+    if wanted.limit:
+        wanted.use_slot(result.slot)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     execution.lease = Lease(wanted.lock, state)
     forget_retry_state(request)

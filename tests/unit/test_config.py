@@ -41,6 +41,7 @@ DEFAULTS = {
     "singleton": True,
     "unique_on": None,
     "lock_key": None,
+    "lock_limit": 1,
     "on_duplicate": Skip(),
     "lock_ttl": 30.0,
     "on_lock_lost": "warn",
@@ -50,6 +51,7 @@ DEFAULTS = {
 GOOD: dict[str, tuple[Any, Any]] = {
     "unique_on": (["account"], ["kind"]),
     "lock_key": ("{account}", "{kind}"),
+    "lock_limit": (3, lambda account: account),
     "on_duplicate": ("retry", "raise"),
     "lock_ttl": (5, 60),
     "on_lock_lost": ("raise", "warn"),
@@ -152,6 +154,13 @@ def test_namespace_as_in_django() -> None:
         ("lock_key", ""),
         ("lock_key", len),
         ("lock_key", 5),
+        ("lock_limit", 0),
+        ("lock_limit", -1),
+        ("lock_limit", 1.5),
+        ("lock_limit", "3"),
+        ("lock_limit", True),
+        ("lock_limit", lambda acount: 3),
+        ("lock_limit", len),
     ],
 )
 def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 A part is the file ``<verb>_<part>.lua``. It takes the place of the line ``--@<part>`` in the verb's file in calls that use it, so
 other calls do not pay for it. Its first line names its own KEYS and ARGV, which come after those of the verb:
-``-- KEYS starts | ARGV limit, window``. Its code uses these names.
+``-- KEYS starts | ARGV limit, window``, or ``-- nothing``. Its code uses these names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
         head, _, body = _read(f"{verb}_{part}").partition("\n")
         for declared in head.removeprefix("-- ").split(" | "):
             kind, _, listed = declared.partition(" ")
-            names[kind] += listed.split(", ")
+            if kind in names:
+                names[kind] += listed.split(", ")
         text = text.replace(f"--@{part}\n", body)
     for kind, found in names.items():
         for place, name in enumerate(found):

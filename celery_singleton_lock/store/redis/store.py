@@ -40,18 +40,20 @@ class RedisStore:
         self._pool = ConnectionPool(connect, limit)
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        keys = (wanted.completed, *task_keys(wanted.base))
-        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "")
+        lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
+        keys = (lock, wanted.attempt, wanted.completed, *task_keys(wanted.base))
+        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "", _limit_parts(wanted))
         answer, *more = self._run(call, timeout)
         if answer == "granted":
-            return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
+            return AcquireResult(AcquireStatus.GRANTED, None, *map(int, more))
         return AcquireResult(AcquireStatus(answer), _holder(more) if more else None)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self._run(_request_call("reacquire", wanted, task_keys(wanted.base), str(fence)), timeout)
+        keys = (wanted.lock, wanted.attempt, *task_keys(wanted.base))
+        answer, done = self._run(_request_call("reacquire", wanted, keys, str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
@@ -63,12 +65,13 @@ class RedisStore:
         else:
             self._command("DEL", wanted.completed, timeout=timeout)
 
-    def holder(self, lock: str) -> Holder | None:
-        reply = self._run(_call("holder", (lock,)))
+    def holder(self, lock: str, slots: str = "") -> Holder | None:
+        reply = self._run(_call("holder", (lock,), (), _oldest_parts(slots)))
         return _holder(reply) if reply else None
 
-    def revoke(self, base: str, lock: str) -> Holder | None:
-        reply = self._run(_call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),)), once=True)
+    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
+        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),), _oldest_parts(slots))
+        reply = self._run(call, once=True)
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -110,9 +113,20 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
     return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
 
 
-def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last))
+def _request_call(
+    verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
+) -> ScriptCall:
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised or wanted.limit else "")
+    return _call(verb, keys, (wanted.token, _ms(wanted.ttl), *who, last), parts)
+
+
+def _limit_parts(wanted: LeaseRequest) -> Sequence[Part]:
+    """Return the parts of an acquire that choose a slot, and answer which."""
+    return (Part("limit", (wanted.slots,), (str(wanted.limit),)), Part("slot")) if wanted.limit else ()
+
+
+def _oldest_parts(slots: str) -> Sequence[Part]:
+    return (Part("limit", (slots,)),) if slots else ()
 
 
 def _release_call(wanted: LeaseRequest, success: str) -> ScriptCall:
@@ -122,12 +136,13 @@ def _release_call(wanted: LeaseRequest, success: str) -> ScriptCall:
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
-    return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))])
+    parts = (Part("limit"),) if any(one.limit for one in leases) else ()
+    return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))], parts)
 
 
 def _lock(wanted: LeaseRequest) -> str:
     """Return the key of the lock; where only the token is known, the attempt key, which names it."""
-    return wanted.lock if wanted.digest else wanted.attempt
+    return wanted.attempt if wanted.by_token else wanted.lock
 
 
 def _ms(seconds: float) -> str:

@@ -1,0 +1,31 @@
+"""Refuses options of a task that exclude each other: the one place for such rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.errors import ConfigurationError
+
+#: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
+EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
+    (
+        "unique_on",
+        "lock_key",
+        lambda options: options.unique_on is not None and options.lock_key is not None,
+        "give one of them",
+    ),
+]
+
+
+def refuse_exclusions(options: Options) -> None:
+    """Refuse a pair of options that exclude each other.
+
+    Raises:
+        ConfigurationError: naming both options, their values and the reason.
+    """
+    for one, other, exclude_each_other, reason in EXCLUSIONS:
+        if exclude_each_other(options):
+            raise ConfigurationError(
+                f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}: {reason}"
+            )
