@@ -15,6 +15,9 @@ class Duplicate:
     times: int = 0  # how often the message was published again so far
     waited: float = 0.0  # seconds of delay in all of these
     can_run_later: bool = True  # false in an eager run and for a broadcast message
+    own_retry: bool = (
+        False  # the task's own retry: its work has begun, and somebody awaits it; false where it cannot run later
+    )
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,8 @@ def _decide(task: Any, request: Any, policy: Policy, holder: Holder) -> tuple[Po
     """Ask the policy. In place of running later a broadcast message is skipped, and an eager run fails."""
     state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
-    decision = policy.decide(Duplicate(holder, state.times, state.waited, can_run_later))
+    own_retry = bool(request.retries) and can_run_later  # what we publish again keeps `retries` as it was
+    decision = policy.decide(Duplicate(holder, state.times, state.waited, can_run_later, own_retry))
     if isinstance(decision, RunLater) and not can_run_later:
         return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
     return policy, decision
