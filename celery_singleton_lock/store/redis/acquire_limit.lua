@@ -22,7 +22,7 @@ end
 limit = limit + 0
 is_held(0)
 for _, number in ipairs(redis.call('SMEMBERS', slots)) do
-  if not is_held(number + 0) and number + 0 >= limit then redis.call('SREM', slots, number) end
+  if not is_held(number + 0) then redis.call('SREM', slots, number) end
 end
 local slot = 0
 while live < limit and is_held(slot) do slot = slot + 1 end
