@@ -756,7 +756,7 @@ def test_lock_key_is_checked(make_app: MakeApp, lock_key: Any) -> None:
 
 
 @pytest.mark.parametrize("lock_key", ["{account}", lambda account: str(account)])
-@pytest.mark.parametrize("unique_on", ["account", []])
+@pytest.mark.parametrize("unique_on", [["account"], []])
 def test_only_one_option_makes_the_key(make_app: MakeApp, unique_on: Any, lock_key: Any) -> None:
     """unique_on with lock_key is refused with both values."""
     with pytest.raises(ConfigurationError) as refused:

@@ -41,8 +41,8 @@ class RedisStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
-        keys = (lock, wanted.attempt, wanted.completed, *task_keys(wanted.base))
-        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "", _limit_parts(wanted))
+        keys, last = (wanted.completed, *task_keys(wanted.base)), "1" if wanted.redelivered else ""
+        call = _request_call("acquire", wanted, lock, keys, last, _limit_parts(wanted))
         answer, *more = self._run(call, timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, None, *map(int, more))
@@ -52,8 +52,8 @@ class RedisStore:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        keys = (wanted.lock, wanted.attempt, *task_keys(wanted.base))
-        answer, done = self._run(_request_call("reacquire", wanted, keys, str(fence)), timeout)
+        call = _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence))
+        answer, done = self._run(call, timeout)
         return RenewResult(answer), bool(done)
 
     def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
@@ -114,10 +114,10 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 
 
 def _request_call(
-    verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
+    verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
 ) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised or wanted.limit else "")
-    return _call(verb, keys, (wanted.token, _ms(wanted.ttl), *who, last), parts)
+    return _call(verb, (lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
 def _limit_parts(wanted: LeaseRequest) -> Sequence[Part]:
