@@ -1,4 +1,3 @@
--- nothing
 -- Notes the slot that acquire_limit.lua has chosen as held, and answers {'granted', fence, slot}.
 if slot > 0 then
   redis.call('SADD', slots, slot)

@@ -1,4 +1,3 @@
--- nothing
 -- Notes a slot as held again, so that requests with a lower limit count it (see acquire_limit.lua).
 local base, digest, number = string.match(lock, '^(.*):lock:([^:]+):(%d+)$')
 if number then

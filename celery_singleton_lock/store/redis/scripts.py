@@ -1,17 +1,20 @@
 """The scripts of the store: a Lua file for each verb, and parts of verbs for features that few tasks use.
 
 A part is the file ``<verb>_<part>.lua``. It takes the place of the line ``--@<part>`` in the verb's file in calls that use it, so
-other calls do not pay for it. Its first line names its own KEYS and ARGV, which come after those of the verb:
-``-- KEYS starts | ARGV limit, window``, or ``-- nothing``. Its code uses these names.
+other calls do not pay for it. Its first line names its own KEYS and ARGV, if it has any, which come after those of the verb:
+``-- KEYS starts | ARGV limit, window``. Its code uses these names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha1
 from pkgutil import get_data
 from typing import Any, NamedTuple
+
+_DECLARED = re.compile(r"(KEYS|ARGV) ([a-z_]+(?:, [a-z_]+)*)")
 
 
 class Part(NamedTuple):
@@ -28,11 +31,9 @@ def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
     text = _read(verb)
     names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
     for part in parts:
-        head, _, body = _read(f"{verb}_{part}").partition("\n")
-        for declared in head.removeprefix("-- ").split(" | "):
-            kind, _, listed = declared.partition(" ")
-            if kind in names:
-                names[kind] += listed.split(", ")
+        body = _read(f"{verb}_{part}")
+        for kind, listed in _DECLARED.findall(body.partition("\n")[0]):
+            names[kind] += listed.split(", ")
         text = text.replace(f"--@{part}\n", body)
     for kind, found in names.items():
         for place, name in enumerate(found):
