@@ -16,7 +16,7 @@ do
       if holder[1] then
         live = live + 1
         if holder[1] == ARGV[1] then own = number elseif holder[2] == ARGV[3] then same = number end
-        if not least or (holder[3] or 0) + 0 < least then oldest, least = number, holder[3] + 0 end
+        if not least or holder[3] + 0 < least then oldest, least = number, holder[3] + 0 end
       end
     end
     return held[number]
