@@ -28,9 +28,7 @@ class LeaseRequest:
     pid: int = 0
     supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
-    limit: int = (
-        0  # how many may hold the signature at once, each in a slot with a lock of its own; 0: one, without slots
-    )
+    limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
     lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock

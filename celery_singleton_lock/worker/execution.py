@@ -76,7 +76,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
-        config.limit(args, kwargs),
+        limit=config.limit(args, kwargs),
     )
     execution.state = state = LeaseState(
         wanted, task
