@@ -81,9 +81,14 @@ class Lease:
         return self._key
 
     @property
-    def fence(self) -> int:
-        """A number that only grows from one lease of the task name or group to the next; 0 where no lock was acquired."""
-        return self._state.fence if self._state else 0
+    def fence(self) -> int | None:
+        """A number that only grows from one lease of the task name or group to the next; 0 where no lock was acquired.
+
+        None with a `lock_limit` above 1 or a callable one: a fence would let the newest of several rightful holders alone write.
+        """
+        if self._state is None:
+            return 0
+        return None if self._state.request.limit else self._state.fence
 
     @property
     def protected(self) -> bool:

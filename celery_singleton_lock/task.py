@@ -38,6 +38,8 @@ class SingletonMixin:
             Default: none.
         lock_group: a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or
             `lock_key`, one of which is needed, exclude each other. Default: none.
+        lock_limit: how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as
+            `lock_key` does, and returns that number. Default: `1`.
         on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"run_once_more"`, a policy object, or a callable
             `(task, holder) -> policy`. Default: `"skip"`.
         lock_from: when the lock is acquired: at the `"start"` of the body, or at `"publish"`. Default: `"start"`.
@@ -54,6 +56,7 @@ class SingletonMixin:
     unique_on: str | Sequence[str] | None = None
     lock_key: str | Callable[..., str] | None = None
     lock_group: str | None = None
+    lock_limit: int | Callable[..., int] | None = None
     on_duplicate: str | Policy | Callable[..., Any] | None = None
     lock_from: str | None = None
     lock_until: str | None = None
@@ -132,24 +135,24 @@ class SingletonMixin:
             SignatureError: one of them has no stable form.
             ConfigurationError: there is no store.
         """
-        config = config_for(self)
-        return f"{config.base}:lock:{config.digest(args, kwargs)}"
+        return config_for(self).lock_keys(args, kwargs)[0]
 
     def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Return who holds the lock of a call with these arguments; None: it is free.
+        """Return who holds the lock of a call with these arguments, the oldest of several holders; None: it is free.
 
         Raises:
             StoreError: the store is unreachable, or refused.
         """
-        return context_of(self.app).store.holder(self.lock_key_for(*args, **kwargs))
+        return context_of(self.app).store.holder(*config_for(self).lock_keys(args, kwargs))
 
     def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Revoke the lock of a call from its holder, who is notified; return who that was.
+        """Revoke the lock of a call from its holder, the oldest of several, who is notified; return who that was.
 
         Raises:
             StoreError: the store is unreachable, or refused.
         """
-        return context_of(self.app).store.revoke(config_for(self).base, self.lock_key_for(*args, **kwargs))
+        config = config_for(self)
+        return context_of(self.app).store.revoke(config.base, *config.lock_keys(args, kwargs))
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Have each delivery get a token. Celery calls this in a worker for each of its tasks."""

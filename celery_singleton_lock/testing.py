@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.task_config import config_for, forget_configs
@@ -42,16 +43,18 @@ def memory_store(app: Any) -> Iterator[None]:
 
 @contextmanager
 def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
-    """Hold the lock of a call, as another task would.
+    """Hold the lock of a call, as another task would. With a `lock_limit`, that is one of so many: nest it to hold more.
 
     Raises:
-        AssertionError: the lock is already held.
+        AssertionError: the lock is already held, by as many as may.
         TypeError: the task uses no lock.
     """
     _refuse_plain(task)
     config, store = config_for(task), context_of(task.app).store
     digest, token = config.digest(args, kwargs), os.urandom(16).hex()
-    wanted = LeaseRequest(config.base, digest, token, 3600.0, "held-by-test", "test", os.getpid())
+    limit = config.limit(args, kwargs)
+    task_id = f"held-by-test-{uuid4()}" if limit else "held-by-test"  # one id twice would be a redelivery
+    wanted = LeaseRequest(config.base, digest, token, 3600.0, task_id, "test", os.getpid(), limit=limit)
     result = store.acquire(wanted)
     assert result.status is AcquireStatus.GRANTED, f"{wanted.lock} is held by {result.holder}"
     try:

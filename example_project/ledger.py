@@ -94,14 +94,14 @@ class StaleFence(Exception):
     """Raised when a later lease has already written here: this task has lost its lock."""
 
 
-def post_payment(payment: int, account: str, balance: int, fence: int) -> None:
+def post_payment(payment: int, account: str, balance: int, fence: int | None) -> None:
     """Set the account's new balance and mark the payment as posted, in one transaction and only once.
 
     Arguments:
         payment: its number.
         account: the account of the payment.
         balance: the new balance in cents.
-        fence: `lease.fence` of the task that read the balance.
+        fence: `lease.fence` of the task that read the balance; with None, of a task with a `lock_limit`, nothing is written.
 
     Raises:
         StaleFence: the account has seen a higher fence. Nothing was written.

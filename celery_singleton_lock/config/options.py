@@ -56,6 +56,11 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not _is_bool(value) and 0 < value <= LONGEST
 
 
+def is_limit(value: Any) -> bool:
+    """Tell whether a value can be a `lock_limit`."""
+    return isinstance(value, int) and not _is_bool(value) and value >= 1
+
+
 def _is_names(value: Any) -> bool:
     is_several = isinstance(value, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in value)
     return value is None or isinstance(value, str) or is_several
@@ -101,6 +106,10 @@ class Options:
         None, lambda value: value is None or (isinstance(value, str) and value != ""), "be a non-empty text",
         "a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or `lock_key`, "
         "one of which is needed, exclude each other", "none")
+    lock_limit: int | Callable[..., int] = _row(  # noqa: RUF009
+        1, lambda value: callable(value) or is_limit(value), "be a whole number from 1, or a callable",
+        "how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as `lock_key` does, "
+        "and returns that number")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy,
         f"be {', '.join(map(repr, NAMED))}, a policy object or a callable that takes (task, holder)",
@@ -124,6 +133,11 @@ class Options:
         "retry", ("retry", "run", "raise").__contains__, "be one of 'retry', 'run', 'raise'",
         'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, '
         'or `"raise"`')
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether several tasks may hold one signature at once. A callable `lock_limit` counts as that."""
+        return self.lock_limit != 1
 
 
 @dataclass(frozen=True)
@@ -149,7 +163,7 @@ class Settings:
         'seconds that a published message keeps its lock before it starts, with `lock_from="publish"`; '
         "its countdown or ETA comes on top, and it never exceeds `expires`", read=float)
     pool_limit: int = _row(
-        10, lambda value: isinstance(value, int) and not _is_bool(value) and value >= 1, "be a number from 1",
+        10, is_limit, "be a number from 1",
         "connections that a threads, gevent or eventlet worker may open, at least 2; "
         "a prefork child and a main process open one or two each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL

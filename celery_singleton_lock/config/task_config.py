@@ -9,14 +9,15 @@ from types import MappingProxyType
 from typing import Any
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
+from celery_singleton_lock.config.exclusions import refuse_exclusions
 from celery_singleton_lock.config.foreign import refuse_unknown_options
-from celery_singleton_lock.config.options import TASK_OPTIONS, Options
+from celery_singleton_lock.config.options import TASK_OPTIONS, Options, is_limit
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.signature.arguments import Parameters
 from celery_singleton_lock.signature.canonical import digest, escaped
-from celery_singleton_lock.signature.keys import KeyBuilder
+from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
@@ -32,6 +33,8 @@ class TaskConfig:
     keys: KeyBuilder
     base: str
     check_call: Callable[..., object] | None
+    #: Returns how many calls of a call's signature may run at once; 0: one, without slots (see `LeaseRequest.limit`).
+    limit: Callable[[Sequence[Any], Mapping[str, Any]], int]
 
     def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Return the digest of a call's signature, or raise the `TypeError` that Celery raises for the call."""
@@ -43,15 +46,20 @@ class TaskConfig:
             raise
         return digest(form)
 
+    def lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the keys of a call's lock and of its set of slots, "" if it has none."""
+        digest = self.digest(args, kwargs)
+        return f"{self.base}:lock:{digest}", f"{self.base}:slots:{digest}" if self.options.is_limited else ""
+
 
 def config_for(task: Any) -> TaskConfig:
     """Return the configuration of a task. It is made when first needed, as apps may be configured after their tasks."""
     config: TaskConfig | None = task.__dict__.get(_ATTRIBUTE)
     if config is None:
         conf = task.app.conf
-        options, keys = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
+        options, keys, limit = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
         base = f"{settings_of(conf).prefix}:{{{escaped(options.lock_group or task.name)}}}"
-        config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None))
+        config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None), limit)
     return config
 
 
@@ -65,7 +73,7 @@ def config_of_call(task: Any, lock_options: Any) -> TaskConfig:
     if lock_options is None:
         return config
     given = call_options(task.name, lock_options)
-    options, keys = _configured(task.__class__, task.name, task.app.conf.get, given)
+    options, keys, _ = _configured(task.__class__, task.name, task.app.conf.get, given)
     return replace(config, options=options, keys=keys)
 
 
@@ -99,8 +107,8 @@ def check_class(cls: Any, name: str) -> None:
 
 def _configured(
     cls: Any, name: str, setting: Callable[[str], Any], call: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Options, KeyBuilder]:
-    """Choose each option (the call's, else the task's, else the app's setting, else the default) and make the keys."""
+) -> tuple[Options, KeyBuilder, Any]:
+    """Choose each option (the call's, else the task's, else the app's setting, else the default); make keys and limit."""
     own = {option: getattr(cls, option) for option in TASK_OPTIONS}
     if "lock_key" in call:
         own["unique_on"] = None
@@ -116,14 +124,28 @@ def _configured(
     if found["lock_group"] is not None and own["on_duplicate"] is None:
         found["on_duplicate"] = _GROUP_POLICY
     options = Options(**found)
-    if options.lock_until == "start" and options.lock_from == "start":
-        raise ConfigurationError(
-            f"task {name}: lock_until='start' with lock_from='start': there is nothing to lock, use lock_from='publish'"
-        )
     try:
-        return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key, options.lock_group)
+        refuse_exclusions(options)
+        parameters = _parameters(cls)
+        keys = KeyBuilder(parameters, options.unique_on, options.lock_key, options.lock_group)
+        return options, keys, _limit(name, options.lock_limit, parameters)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name}: {error}") from error
+
+
+def _limit(task: str, limit: int | Callable[..., int], parameters: Parameters) -> Callable[..., int]:
+    if not callable(limit):
+        number = 0 if limit == 1 else limit
+        return lambda args, kwargs: number
+    function = ArgumentFunction("lock_limit", limit, parameters)
+
+    def checked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        answer = function.result(parameters.call(args, kwargs))
+        if not is_limit(answer):
+            raise ConfigurationError(f"task {task}: lock_limit returned {answer!r}, which is no whole number from 1")
+        return int(answer)
+
+    return checked
 
 
 def _parameters(cls: Any) -> Parameters:

@@ -15,6 +15,7 @@ class Duplicate:
     times: int = 0  # how often the message was published again so far
     waited: float = 0.0  # seconds of delay in all of these
     can_run_later: bool = True  # false in an eager run and for a broadcast message
+    own_retry: bool = False  # the task's own retry, whose work has begun; false where it cannot run later
     waiting: int = 0  # how many messages wait in line
     head: str = ""  # task id of the first of them
     is_waiting: bool = False  # whether this message is one of them

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Policy, SkipRun
+from celery_singleton_lock.policies.retry_later import RetryLater
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class RunOnceMore(Policy):
             raise ConfigurationError(f"RunOnceMore: keep={self.keep!r} must be 'first' or 'latest'")
 
     def decide(self, duplicate: Duplicate) -> Decision:
+        if duplicate.own_retry:
+            return RetryLater().decide(duplicate)
         others = duplicate.waiting and not duplicate.is_waiting
         if others and (self.keep == "first" or duplicate.has_waited):
             return SkipRun(pending=duplicate.head)

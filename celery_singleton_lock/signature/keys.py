@@ -28,14 +28,12 @@ class KeyBuilder:
         lock_key: str | Callable[..., str] | None = None,
         lock_group: str | None = None,
     ) -> None:
-        if unique_on is not None and lock_key is not None:
-            raise ConfigurationError(f"unique_on={unique_on!r} with lock_key={lock_key!r}: give one of them")
         if lock_group is not None:
             _check_group(lock_group, unique_on, lock_key)
         self._parameters = parameters
         self._unique_on = unique_on
         self._template = _parsed(lock_key) if isinstance(lock_key, str) else None
-        self._function = KeyFunction(lock_key, parameters) if callable(lock_key) else None
+        self._function = ArgumentFunction("lock_key", lock_key, parameters) if callable(lock_key) else None
         needed = unique_on or [name for _, name in self._template or () if name is not None]
         for name in needed:
             if name not in parameters.names:
@@ -53,7 +51,7 @@ class KeyBuilder:
         """Return the canonical form of a call, or raise the `TypeError` of a call that does not fit."""
         call = self._parameters.call(args, kwargs)
         if self._function is not None:
-            return [self._tag or "key", self._function.key(call)]
+            return [self._tag or "key", _checked(self._function.result(call))]
         if self._template is not None:
             return [self._tag or "template", *_filled(self._template, call)]
         if self._unique_on is not None:
@@ -72,16 +70,16 @@ class KeyBuilder:
         return forms
 
 
-class KeyFunction:
-    """Calls the callable that a task has as its `lock_key`, with the task's arguments by name."""
+class ArgumentFunction:
+    """Calls the callable that a task has as an option, such as `lock_key`, with the task's arguments by name."""
 
-    def __init__(self, function: Callable[..., str], parameters: Parameters) -> None:
-        option = f"lock_key={function!r}"
+    def __init__(self, name: str, function: Callable[..., Any], parameters: Parameters) -> None:
+        option = f"{name}={function!r}"
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError) as error:  # of some builtins
             raise ConfigurationError(f"{option}: its parameters are unknown, put it in a function") from error
-        self._function = function
+        self._name, self._function = name, function
         self._own = Parameters(self._signature)
         for name in self._own.single:
             if name in parameters.single or name in self._own.defaults:
@@ -93,27 +91,32 @@ class KeyFunction:
             if not parameters.kwargs_name:
                 raise ConfigurationError(f"{option}: it needs {name!r}, which is no parameter of the task")
 
-    def key(self, call: Call) -> str:
-        """Return the key of a call, or refuse a call that does not name what the callable needs."""
+    def result(self, call: Call) -> Any:
+        """Return what the callable returns for a call, or refuse a call that does not name what the callable needs."""
         rest = dict(call.named)
         passed: dict[str, Any] = {}
         for name in self._own.single:
             if name in rest:
                 passed[name] = rest.pop(name)
             elif name in call.hidden or name not in self._own.defaults:
-                raise SignatureError(f"parameter {name!r}: lock_key needs it, and the call does not pass it by name")
+                raise SignatureError(
+                    f"parameter {name!r}: {self._name} needs it, and the call does not pass it by name"
+                )
         if self._own.kwargs_name:
             passed[self._own.kwargs_name], rest = rest, {}
         if self._own.args_name:
             passed[self._own.args_name] = (*rest.values(), *call.unnamed)
         bound = inspect.BoundArguments(self._signature, passed)
         bound.apply_defaults()
-        key = self._function(*bound.args, **bound.kwargs)
-        if not isinstance(key, str):
-            raise SignatureError(f"lock_key returned a value of type {type(key).__qualname__}, not a str")
-        if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
-            raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
-        return key
+        return self._function(*bound.args, **bound.kwargs)
+
+
+def _checked(key: Any) -> str:
+    if not isinstance(key, str):
+        raise SignatureError(f"lock_key returned a value of type {type(key).__qualname__}, not a str")
+    if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
+        raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
+    return key
 
 
 def _check_group(group: str, unique_on: Collection[str] | None, lock_key: object) -> None:

@@ -60,18 +60,20 @@ class MemoryStore:
             completed = self._find(wanted.completed) if wanted.redelivered else None
             if completed and completed.token == "success":
                 return AcquireResult(AcquireStatus.COMPLETED)
-            record = completed or self._find(wanted.lock)
+            slot = self._choose_slot(wanted) if wanted.limit else 0
+            lock = wanted.slot_lock(slot)
+            record = completed or self._find(lock)
             if record and record.token == protocol.queued_token(wanted.task_id) != wanted.token:
-                record = self._records.pop(wanted.lock) and None
+                record = self._records.pop(lock) and None
             if wanted.place and not completed:
                 answer = self._in_line(wanted, wanted.place, record)
                 if answer:
                     return answer
-                record = self._find(wanted.lock)
+                record = self._find(lock)
             if record and record.token != wanted.token:
                 record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
-            return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted))
+            return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
 
     def _in_line(self, wanted: LeaseRequest, place: Place, record: _Record | None) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
@@ -96,7 +98,7 @@ class MemoryStore:
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, len(line.waiting), task_id, is_waiting)
+        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting)
 
     def _line(self, wanted: LeaseRequest) -> Line:
         used = self._used.setdefault(wanted.base, {})
@@ -118,17 +120,32 @@ class MemoryStore:
         with self._mutex:
             self._line(wanted).use(ticket, "")
 
-    def _grant(self, wanted: LeaseRequest, fence: int | None = None) -> int:
+    def _choose_slot(self, wanted: LeaseRequest) -> int:
+        """Return the slot that a request concerns, as `acquire_limit.lua` does."""
+        held = self._held_slots(wanted.slot_lock(0))
+        for slot, record in sorted(held.items(), key=lambda item: item[1].token != wanted.token):
+            if record.token == wanted.token or record.task_id == wanted.task_id:
+                return slot
+        if len(held) >= wanted.limit:
+            return min(held, key=lambda slot: held[slot].fence)
+        return next(slot for slot in range(wanted.limit) if slot not in held)
+
+    def _held_slots(self, lock: str) -> dict[int, _Record]:
+        """Return the records of all held slots, of which this lock is the first."""
+        keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
+        return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
+
+    def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
-        record = self._find(wanted.lock)
+        record = self._find(lock)
         if record is None:
-            fence = self._note_fence(wanted.base, wanted.lock, wanted.ttl, fence)
+            fence = self._note_fence(wanted.base, lock, wanted.ttl, fence)
             record = _Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
             record.state = "queued" if wanted.queued else record.state
         record.expires = self._clock() + wanted.ttl
-        self._records[wanted.lock] = record
-        if wanted.supervised:
-            self._put(wanted.attempt, wanted.lock, wanted.ttl)
+        self._records[lock] = record
+        if wanted.supervised or wanted.limit:
+            self._put(wanted.attempt, lock, wanted.ttl)
         return record.fence
 
     def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
@@ -161,7 +178,7 @@ class MemoryStore:
             result = self._renew(wanted)
             if result in (RenewResult.REVOKED, RenewResult.NOT_OWNER):
                 return result, False
-            self._grant(wanted, fence)
+            self._grant(wanted, wanted.lock, fence)
             if recent and recent.fence > fence:  # another held it in between, which a second call must find too
                 self._records[recent_key] = recent
                 return RenewResult.LOST, record is None
@@ -198,12 +215,18 @@ class MemoryStore:
         with self._mutex:
             self._put(wanted.completed, "success", protocol.COMPLETED_TTL if success else 0.0)
 
-    def holder(self, lock: str) -> Holder | None:
+    def holder(self, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:
-            return self._holder(self._find(lock))
+            return self._holder(self._find(self._oldest(lock) if slots else lock))
 
-    def revoke(self, base: str, lock: str) -> Holder | None:
+    def _oldest(self, lock: str) -> str:
+        held = self._held_slots(lock)
+        slot = min(held, key=lambda slot: held[slot].fence, default=0)
+        return f"{lock}:{slot}" if slot else lock
+
+    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:
+            lock = self._oldest(lock) if slots else lock
             record = self._find(lock)
             if record:
                 ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
@@ -222,8 +245,10 @@ class MemoryStore:
         """Do nothing: there are no connections."""
 
     def _lock_of(self, wanted: LeaseRequest) -> str:
-        attempt = None if wanted.digest else self._find(wanted.attempt)
-        return attempt.token if attempt else wanted.lock
+        if not wanted.by_token:
+            return wanted.lock
+        attempt = self._find(wanted.attempt)
+        return attempt.token if attempt else ""
 
     def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
         self._records[key] = _Record(token, self._clock() + ttl, **fields)

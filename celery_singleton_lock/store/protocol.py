@@ -54,14 +54,30 @@ class LeaseRequest:
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
     queued: bool = False  # a reservation: no worker has started the message
     place: Place | None = None  # where the line counts: the lock is only free for its head
-    lock: str = field(init=False)  # key of the lock
+    limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
+    lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
+    by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
 
     def __post_init__(self) -> None:
         self.lock = f"{self.base}:lock:{self.digest}"
+        self.by_token = not self.digest or self.limit > 0
         self.attempt = f"{self.base}:attempt:{self.token}"
         self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
+
+    @property
+    def slots(self) -> str:
+        """Key of the set of slots that may be held."""
+        return f"{self.base}:slots:{self.digest}"
+
+    def slot_lock(self, slot: int) -> str:
+        """Return the key of a slot's lock; slot 0 has that of a signature without slots."""
+        return f"{self.base}:lock:{self.digest}:{slot}" if slot else f"{self.base}:lock:{self.digest}"
+
+    def use_slot(self, slot: int) -> None:
+        """Note which slot was granted."""
+        self.lock, self.by_token = self.slot_lock(slot), False
 
 
 def task_keys(base: str) -> tuple[str, str, str]:
@@ -108,11 +124,12 @@ class AcquireStatus(Enum):
 
 @dataclass(frozen=True)
 class AcquireResult:
-    """The answer to a request, with the lease's fence if granted, and with the holder and the line if held."""
+    """The answer to a request, with fence and slot if granted, and with the (oldest) holder and the line if held."""
 
     status: AcquireStatus
     holder: Holder | None = None
     fence: int = 0
+    slot: int = 0
     waiting: int = 0  # how many messages wait in line
     head: str = ""  # task id of the first of them
     is_waiting: bool = False  # whether this message is one of them
@@ -146,7 +163,10 @@ class LockStore(Protocol):
     """
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        """Acquire the lock if it is free, this token's already, or reserved for this task id; return its fence, or why not."""
+        """Acquire the lock if it is free, this token's already, or reserved for this task id; return its fence, or why not.
+
+        With a limit: acquire a free slot if fewer than so many are held, whatever limits their holders had.
+        """
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         """Extend the leases that these tokens own; return a result for each, never `LOST`."""
@@ -172,11 +192,14 @@ class LockStore(Protocol):
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         """Take a message out of the line, and have its copies dropped; return nothing."""
 
-    def holder(self, lock: str) -> Holder | None:
-        """Return who holds this lock, or None."""
+    def holder(self, lock: str, slots: str = "") -> Holder | None:
+        """Return who holds this lock, or None.
 
-    def revoke(self, base: str, lock: str) -> Holder | None:
-        """Take the lock from its holder, who will find it lost, and return that holder, or None.
+        With the key of a set of slots: the oldest holder of these and of `lock`, which is slot 0.
+        """
+
+    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
+        """Take the lock that `holder` would look at from its holder, who will find it lost, and return that holder, or None.
 
         It is sent once only: a second call could hit the next holder.
         """

@@ -84,6 +84,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
+        limit=config.limit(args, kwargs),
         place=place_of(retry_state, options.on_duplicate),
     )
     # From now on `after_run` releases what the store may have granted.
@@ -102,6 +103,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()
+    if wanted.limit:
+        wanted.use_slot(result.slot)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     forget_retry_state(request)
     if options.lock_until == "start":

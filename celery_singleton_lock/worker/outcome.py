@@ -110,6 +110,10 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     policy = as_policy(answer := chosen(task, holder))
     if policy is None:
         raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
+    if policy.uses_line and options.is_limited:
+        raise ConfigurationError(
+            f"task {task.name}: on_duplicate returned {answer!r} with lock_limit: a line has one holder"
+        )
     return policy
 
 
@@ -121,18 +125,19 @@ def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tu
     """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
     state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
-    decision = policy.decide(
-        Duplicate(
-            result.holder or Holder(),
-            state.times,
-            state.waited,
-            can_run_later,
-            result.waiting,
-            result.head,
-            result.is_waiting,
-            has_waited=state.ticket != "",
-        )
+    own_retry = bool(request.retries) and can_run_later  # what we publish again keeps `retries` as it was
+    duplicate = Duplicate(
+        result.holder or Holder(),
+        state.times,
+        state.waited,
+        can_run_later,
+        own_retry,
+        result.waiting,
+        result.head,
+        result.is_waiting,
+        has_waited=state.ticket != "",
     )
+    decision = policy.decide(duplicate)
     if isinstance(decision, (RunLater, Enqueue)) and not can_run_later:
         return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
     return policy, decision

@@ -60,8 +60,10 @@ class DeliveryMixin:
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = self._config()
-        ttl = config.options.lock_ttl
-        return LeaseRequest(config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True)
+        ttl, limit = config.options.lock_ttl, int(config.options.is_limited)  # its height is not looked at
+        return LeaseRequest(
+            config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True, limit=limit
+        )
 
     def _is_running(self: Any) -> bool:
         """Tell whether the pool still waits for the end. It waits no more once Celery has reported a time limit.

@@ -42,6 +42,7 @@ DEFAULTS = {
     "unique_on": None,
     "lock_key": None,
     "lock_group": None,
+    "lock_limit": 1,
     "on_duplicate": Skip(),
     "lock_from": "start",
     "lock_until": "finish",
@@ -53,6 +54,7 @@ DEFAULTS = {
 GOOD: dict[str, tuple[Any, Any]] = {
     "unique_on": (["account"], ["kind"]),
     "lock_key": ("{account}", "{kind}"),
+    "lock_limit": (3, lambda account: account),
     "on_duplicate": ("retry", "raise"),
     "lock_from": ("publish", "start"),
     "lock_ttl": (5, 60),
@@ -156,6 +158,13 @@ def test_namespace_as_in_django() -> None:
         ("lock_key", ""),
         ("lock_key", len),
         ("lock_key", 5),
+        ("lock_limit", 0),
+        ("lock_limit", -1),
+        ("lock_limit", 1.5),
+        ("lock_limit", "3"),
+        ("lock_limit", True),
+        ("lock_limit", lambda acount: 3),
+        ("lock_limit", len),
     ],
 )
 def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None:

@@ -756,11 +756,11 @@ def test_lock_key_is_checked(make_app: MakeApp, lock_key: Any) -> None:
 
 
 @pytest.mark.parametrize("lock_key", ["{account}", lambda account: str(account)])
-@pytest.mark.parametrize("unique_on", ["account", []])
-def test_only_one_option_makes_the_key(unique_on: Any, lock_key: Any) -> None:
+@pytest.mark.parametrize("unique_on", [["account"], []])
+def test_only_one_option_makes_the_key(make_app: MakeApp, unique_on: Any, lock_key: Any) -> None:
     """unique_on with lock_key is refused with both values."""
     with pytest.raises(ConfigurationError) as refused:
-        builder(job, unique_on, lock_key)
+        task_of(make_app(), job, unique_on=unique_on, lock_key=lock_key)
     assert f"unique_on={unique_on!r}" in str(refused.value)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 

@@ -84,6 +84,77 @@ def test_decision_of_a_users_policy(
     assert policy is signal["policy"]
 
 
+@pytest.mark.parametrize("retries", [0, 2])
+def test_policy_learns_of_an_own_retry(singleton: Singleton, retries: int) -> None:
+    """A policy learns that a delivery is the task's own retry, also when its message was postponed since."""
+    task, policy = decided(singleton, RunLater(7.0))
+    with hold(task):
+        for times in (0, 3):
+            deliver(task, retries=retries, headers={RETRY_STATE_HEADER: {"times": times, "waited": 0.0}})
+    assert [retries > 0] * 2 == [duplicate.own_retry for duplicate in policy.seen]
+
+
+@pytest.mark.parametrize(
+    ("policy", "retries", "state"),
+    [
+        (Skip("there"), 0, "SUCCESS"),
+        (Skip("there"), 1, "RETRY"),
+        (Skip("there", own_retries=True), 1, "SUCCESS"),
+        (lambda task, holder: Skip("there"), 1, "RETRY"),
+        ("raise", 1, "FAILURE"),
+    ],
+)
+def test_own_retry_is_never_dropped(
+    singleton: Singleton, caplog: pytest.LogCaptureFixture, policy: Any, retries: int, state: str
+) -> None:
+    """Under Skip a task's own retry waits, unless own retries are skipped too; under Raise it fails."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    with hold(task), caplog.at_level("INFO", "celery_singleton_lock"):
+        deliver(task, retries=retries)
+    assert state == task.AsyncResult("id-1").state
+    assert (state == "RETRY") == any("waits" in record.getMessage() for record in caplog.records)
+
+
+def test_own_retry_fails_after_max_wait(singleton: Singleton) -> None:
+    """An own retry that has waited for the hour of RetryLater() fails as a duplicate."""
+
+    @singleton(name="x")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    with hold(task):
+        deliver(task, retries=1, headers={RETRY_STATE_HEADER: {"times": 90, "waited": 3600.0}})
+    assert isinstance(task.AsyncResult("id-1").result, DuplicateTask)
+
+
+def test_own_retry_in_an_eager_run_is_skipped(singleton: Singleton) -> None:
+    """An eager run cannot wait, so its own retry is skipped as its first run would be."""
+
+    @singleton(name="x", on_duplicate=Skip("there"))
+    def task() -> None:
+        pytest.fail("must not run")
+
+    with hold(task):
+        assert ("SUCCESS", "there") == ((result := task.apply(retries=1)).state, result.result)
+
+
+def test_own_retry_of_a_broadcast_message_is_skipped(app: Celery, singleton: Singleton) -> None:
+    """A broadcast message is never published again, so its own retry is skipped with the policy's result."""
+    app.conf.task_queues, app.conf.task_default_queue = [Queue("celery"), Broadcast("all")], "celery"
+
+    @singleton(name="x", on_duplicate=Skip("there"))
+    def task() -> None:
+        pytest.fail("must not run")
+
+    with hold(task):
+        assert "IGNORED" == deliver(task, retries=1, **BROADCAST).info.state
+    assert ("SUCCESS", "there") == (task.AsyncResult("id-1").state, task.AsyncResult("id-1").result)
+
+
 def test_eager_run_cannot_run_later(singleton: Singleton) -> None:
     """The policy learns that an eager run cannot run later; where it decides for that, the run fails."""
     task, policy = decided(singleton, RunLater(7.0))

@@ -42,7 +42,7 @@ def test_other_values_are_no_policy(value: Any) -> None:
 def test_defaults() -> None:
     """The defaults are the documented ones."""
     assert RetryLater(delay=5.0, backoff=2.0, max_delay=60.0, jitter=0.2, max_wait=3600.0) == RetryLater()
-    assert Skip(result=None) == Skip()
+    assert Skip(result=None, own_retries=False) == Skip()
 
 
 @pytest.mark.parametrize("policy", [Skip({"a": 1}), RetryLater(2, max_wait=math.inf), Raise()], ids=repr)
@@ -63,6 +63,24 @@ def test_decisions(can_run_later: bool) -> None:
     assert RunLater(8.0) == RetryLater(delay=1, jitter=0).decide(duplicate)
     assert RunLater(2.0) == RetryLater(delay=1, jitter=0, max_wait=17).decide(duplicate)
     assert Fail() == RetryLater(delay=1, jitter=0, max_wait=15).decide(duplicate)
+
+
+def test_own_retry_is_not_skipped() -> None:
+    """Skip postpones a task's own retry as RetryLater() does, and skips it only if asked to. Others make no difference."""
+    own = Duplicate(HOLDER, 0, 0.0, own_retry=True)
+    assert all(4 <= delay <= 6 for delay in (Skip().decide(own).delay for _ in range(50)))  # type: ignore[union-attr]
+    assert Fail() == Skip("x").decide(dataclasses.replace(own, waited=3600.0))
+    assert SkipRun("x") == Skip("x", own_retries=True).decide(own)
+    assert SkipRun("x") == Skip("x").decide(Duplicate(HOLDER, 5, 3600.0))
+    assert Fail() == Raise().decide(own)
+    assert RunLater(1.0) == RetryLater(delay=1, jitter=0).decide(own)
+
+
+@pytest.mark.parametrize("value", [1, None, "yes"])
+def test_own_retries_is_a_bool(value: Any) -> None:
+    """Another value is refused, and shown."""
+    with pytest.raises(ConfigurationError, match=f"Skip: own_retries={value!r}"):
+        Skip(own_retries=value)
 
 
 def test_policy_of_a_user() -> None:

@@ -73,18 +73,9 @@ def names() -> Iterator[Names]:
 
 def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
-
     marks = (
-        FIRST,
-        LEASE,
-        "DjangoTask",
-        "def by_age",
-        "lock_lost.connect",
-        "memory_store",
-        PUBLISH,
-        CALL,
-        GROUP,
-        "rebuild_index",
+        *(FIRST, LEASE, "lock_limit=", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store"),
+        *(PUBLISH, CALL, GROUP, "rebuild_index"),
     )
     names.run()
 
@@ -202,6 +193,20 @@ def test_policy_case_by_case(names: Names) -> None:
     task = names["app"].task(base=names["SingletonTask"], on_duplicate=names["by_age"])(count)
     with memory_store(names["app"]), hold(task, 1):
         assert [None, 2] == [task.apply((item,)).result for item in (1, 2)]
+
+
+def test_limit_of_each_call(names: Names) -> None:
+    """One task of a customer with the free plan runs at once, and three with the paid one."""
+    names.run("lock_limit=")
+    render = names["render"]
+
+    with memory_store(names["app"]), hold(render, 7, "paid"):
+        assert "DuplicateTask" == type(render.apply((7,)).result).__name__
+        assert 1 == render.apply((8,)).result
+        with hold(render, 7, "paid"):
+            assert 1 == render.apply((7, "paid")).result
+            with hold(render, 7, "paid"):
+                assert "DuplicateTask" == type(render.apply((7, "paid")).result).__name__
 
 
 def test_alarm(names: Names) -> None:

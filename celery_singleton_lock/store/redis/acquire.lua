@@ -11,6 +11,7 @@ if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
 if completed then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3]), '0', false} end
+--@limit
 local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state')
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -37,4 +38,5 @@ end
 --@started
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
+--@slot
 return {'granted', fence}

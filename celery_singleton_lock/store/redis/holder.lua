@@ -1,6 +1,7 @@
 -- Names the holder of a lock.
 -- KEYS  1 lock (see acquire.lua)
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state}, or nothing
+--@limit
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state')
 if not holder[1] then return false end
 local time = redis.call('TIME')

@@ -12,6 +12,7 @@ for i = 1, #KEYS / 3 do
   if owner == token then
     redis.call('PEXPIRE', lock, ttl)
     redis.call('PEXPIRE', attempt, ttl)
+    --@limit
     results[i] = 'renewed'
   elseif redis.call('ZSCORE', revoked, token) then
     results[i] = 'revoked'

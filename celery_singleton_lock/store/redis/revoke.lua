@@ -3,6 +3,7 @@
 -- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
 -- ARGV  1 how long (ms) at least the token counts as revoked
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
+--@limit
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
 if not holder[1] then return false end
 local time = redis.call('TIME')

@@ -45,24 +45,23 @@ class RedisStore:
         self._pool = ConnectionPool(connect, limit)
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        keys = (wanted.completed, *task_keys(wanted.base))
-        parts: tuple[Part, ...] = (Part("queued"),) if wanted.queued else ()
-        if wanted.place:
-            parts = (*parts, *_line_parts(wanted, wanted.place))
-        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "", parts)
-        answer, *more = self._run(call, timeout)
+        lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
+        keys, last = (wanted.completed, *task_keys(wanted.base)), "1" if wanted.redelivered else ""
+        answer, *more = self._run(_request_call("acquire", wanted, lock, keys, last, _acquire_parts(wanted)), timeout)
         if answer == "granted":
-            return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
+            slot = int(more[1]) if wanted.limit else 0
+            return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
         count, head, is_waiting = more[7:] or (0, None, None)
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, count, head or "", bool(is_waiting))
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(is_waiting))
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self._run(_request_call("reacquire", wanted, task_keys(wanted.base), str(fence)), timeout)
+        call = _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence))
+        answer, done = self._run(call, timeout)
         return RenewResult(answer), bool(done)
 
     def release(
@@ -83,12 +82,13 @@ class RedisStore:
         else:
             self._command("DEL", wanted.completed, timeout=timeout)
 
-    def holder(self, lock: str) -> Holder | None:
-        reply = self._run(_call("holder", (lock,)))
+    def holder(self, lock: str, slots: str = "") -> Holder | None:
+        reply = self._run(_call("holder", (lock,), (), _oldest_parts(slots)))
         return _holder(reply) if reply else None
 
-    def revoke(self, base: str, lock: str) -> Holder | None:
-        reply = self._run(_call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),)), once=True)
+    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
+        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),), _oldest_parts(slots))
+        reply = self._run(call, once=True)
         return _holder(reply) if reply else None
 
     def eviction_policy(self) -> str:
@@ -131,10 +131,26 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 
 
 def _request_call(
-    verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
+    verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
 ) -> ScriptCall:
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised or wanted.limit else "")
+    return _call(verb, (lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
+
+
+def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
+    """Return the parts of an acquire for what few tasks use."""
+    parts: list[Part] = []
+    if wanted.limit:  # choose a slot, and answer which
+        parts += [Part("limit", (wanted.slots,), (str(wanted.limit),)), Part("slot")]
+    if wanted.queued:
+        parts.append(Part("queued"))
+    if wanted.place:
+        parts += _line_parts(wanted, wanted.place)
+    return parts
+
+
+def _oldest_parts(slots: str) -> Sequence[Part]:
+    return (Part("limit", (slots,)),) if slots else ()
 
 
 def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, ...]:
@@ -153,12 +169,13 @@ def _release_call(wanted: LeaseRequest, success: str, kept: Kept | None) -> Scri
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
-    return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))])
+    parts = (Part("limit"),) if any(one.limit for one in leases) else ()
+    return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))], parts)
 
 
 def _lock(wanted: LeaseRequest) -> str:
     """Return the key of the lock; where only the token is known, the attempt key, which names it."""
-    return wanted.lock if wanted.digest else wanted.attempt
+    return wanted.attempt if wanted.by_token else wanted.lock
 
 
 def _number(copy: float) -> str:

@@ -1,0 +1,49 @@
+"""Refuses options of a task that exclude each other: the one place for such rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.errors import ConfigurationError
+
+#: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
+EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
+    (
+        "unique_on",
+        "lock_key",
+        lambda options: options.unique_on is not None and options.lock_key is not None,
+        "give one of them",
+    ),
+    (
+        "lock_until",
+        "lock_from",
+        lambda options: options.lock_until == "start" and options.lock_from == "start",
+        "there is nothing to lock, use lock_from='publish'",
+    ),
+    (
+        "lock_limit",
+        "lock_from",
+        lambda options: options.is_limited and options.lock_from == "publish",
+        "a lock at publish has one holder",
+    ),
+    (
+        "lock_limit",
+        "on_duplicate",
+        lambda options: options.is_limited and getattr(options.on_duplicate, "uses_line", False),
+        "a line has one holder",
+    ),
+]
+
+
+def refuse_exclusions(options: Options) -> None:
+    """Refuse a pair of options that exclude each other.
+
+    Raises:
+        ConfigurationError: naming both options, their values and the reason.
+    """
+    for one, other, exclude_each_other, reason in EXCLUSIONS:
+        if exclude_each_other(options):
+            raise ConfigurationError(
+                f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}: {reason}"
+            )

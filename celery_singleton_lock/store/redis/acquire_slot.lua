@@ -1,0 +1,6 @@
+-- Notes the slot that acquire_limit.lua has chosen as held, and answers {'granted', fence, slot}.
+if slot > 0 then
+  redis.call('SADD', slots, slot)
+  redis.call('PEXPIRE', slots, math.max(ARGV[2], redis.call('PTTL', slots)))
+end
+do return {'granted', fence, slot} end
