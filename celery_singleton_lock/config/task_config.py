@@ -75,9 +75,18 @@ def _configured(cls: Any, name: str, setting: Callable[[str], Any]) -> tuple[Opt
         found[option] = row.checked(value, source)
     options = Options(**found)
     try:
+        _refuse_conflicts(options)
         return options, KeyBuilder(_parameters(cls), options.unique_on, options.lock_key)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {name}: {error}") from error
+
+
+def _refuse_conflicts(options: Options) -> None:
+    least, most = options.lock_at_least, options.lock_at_most
+    if most is not None and most <= least:
+        raise ConfigurationError(
+            f"lock_at_most={most!r} must be above lock_at_least={least!r}: a lost lease leaves no hold"
+        )
 
 
 def _parameters(cls: Any) -> Parameters:

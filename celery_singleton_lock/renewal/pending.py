@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 
@@ -15,9 +16,12 @@ LONGEST_INTERVAL = 2.5  # seconds between two attempts
 class PendingRelease:
     """A release that is repeated until the store has confirmed it. If a redelivery waits, it also records the task's outcome."""
 
-    def __init__(self, request: LeaseRequest, success: bool, outcome: bool | None = None) -> None:
+    def __init__(
+        self, request: LeaseRequest, success: bool | None, outcome: bool | None = None, held_until: float = 0.0
+    ) -> None:
         self.request = request
-        self.success = success  # whether the body returned
+        self.success = success  # whether the body returned; None: it never started
+        self.held_until = held_until  # the signature stays held until this time of `now`
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
@@ -31,7 +35,8 @@ class PendingRelease:
             StoreError: the store did not confirm it.
         """
         outcome = self.outcome
-        self.redelivery_waits = store.release(self.request, self.success, timeout)
+        hold = max(0.0, self.held_until - now()) if self.held_until else 0.0
+        self.redelivery_waits = store.release(self.request, self.success, timeout, hold)
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_singleton_lock.clock import now
@@ -30,6 +30,7 @@ class _Record:
     redelivered: bool = False
     fence: int = 0
     state: str = "running"
+    starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
 
 class MemoryStore:
@@ -52,7 +53,21 @@ class MemoryStore:
             if record and record.token != wanted.token:
                 record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
+            if record is None and not self._start(wanted):
+                return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted))
+
+    def _start(self, wanted: LeaseRequest) -> bool:
+        """Note a start if it is counted; return False if there were too many."""
+        limit = wanted.max_starts
+        if limit is None:
+            return True
+        time = self._clock()
+        starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
+        if len(starts) >= limit.n and wanted.token not in starts:
+            return False
+        self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
+        return True
 
     def _grant(self, wanted: LeaseRequest, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
@@ -102,23 +117,42 @@ class MemoryStore:
                 return RenewResult.LOST, record is None
             return RenewResult.RENEWED, record is None
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, hold: float = 0.0
+    ) -> bool:
         with self._mutex:
+            self._end_starts(wanted, success)
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing = f"finishing:{wanted.token}"
             if record and record.token == wanted.token:
-                del self._records[lock]
+                if hold > 0:
+                    self._records[lock] = replace(record, token="", expires=self._clock() + hold, state="held")
+                else:
+                    del self._records[lock]
                 self._records.pop(wanted.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
                     self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
-                waits = record.redelivered and success
+                waits = record.redelivered and bool(success)
             else:  # lost, or released before: the redelivery waits for another TTL
                 waits = completed is not None and completed.token == finishing
             if waits:
                 self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
             return waits
+
+    def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
+        """Forget the starts that count no more."""
+        if not (ended := wanted.ended_starts(success)):
+            return
+        starts = self._starts_of(wanted)
+        starts.pop(wanted.token, None)
+        if ended == "all" or not starts:
+            self._records.pop(wanted.starts, None)
+
+    def _starts_of(self, wanted: LeaseRequest) -> dict[str, float]:
+        found = self._find(wanted.starts)
+        return (found.starts if found else None) or {}
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:

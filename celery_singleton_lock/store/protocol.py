@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.starts import MaxStarts
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
@@ -28,6 +29,7 @@ class LeaseRequest:
     pid: int = 0
     supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
+    max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
     lock: str = field(init=False)  # key of the lock
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
@@ -36,6 +38,19 @@ class LeaseRequest:
         self.lock = f"{self.base}:lock:{self.digest}"
         self.attempt = f"{self.base}:attempt:{self.token}"
         self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
+
+    @property
+    def starts(self) -> str:
+        """The key of the starts that count for `max_starts`."""
+        return f"{self.base}:starts:{self.digest}"
+
+    def ended_starts(self, success: bool | None) -> str:
+        """Tell which starts count no more after a release: "" for none, "own" for this token's, or "all"."""
+        if self.max_starts is None:
+            return ""
+        if self.max_starts.count == "crashed" or success is None:
+            return "own"
+        return "all" if success else ""
 
 
 def task_keys(base: str) -> tuple[str, str, str]:
@@ -52,6 +67,8 @@ class AcquireStatus(Enum):
     COMPLETED = "completed"
     #: The lock was revoked from this very delivery.
     REVOKED = "revoked"
+    #: The lock is free, but its signature was started too often.
+    TOO_MANY_STARTS = "too_many_starts"
 
 
 @dataclass(frozen=True)
@@ -91,10 +108,13 @@ class LockStore(Protocol):
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, hold: float = 0.0
+    ) -> bool:
         """Delete the lock if this token owns it; return whether a redelivery waits for the outcome (see `record_outcome`).
 
-        The redelivery waits for a TTL; a release that is sent again lets it wait for another.
+        The redelivery waits for a TTL; a release that is sent again lets it wait for another. With `hold`, the lock stays for
+        so many seconds, without an owner. `success` is None if the body never started.
         """
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:

@@ -62,7 +62,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
     config = config_for(task)
-    if not config.options.singleton:
+    options = config.options
+    if not options.singleton:
         return body()
     supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
@@ -70,12 +71,13 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         config.base,
         config.digest(args, kwargs),
         take_token(request),
-        config.options.lock_ttl,
+        options.lock_ttl,
         request.id,
         request.hostname or gethostname(),
         context.pid,
         supervised,
         is_redelivered(request),
+        options.max_starts,
     )
     execution.state = state = LeaseState(
         wanted, task
@@ -84,16 +86,20 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         result, sent_at = _acquire(context, wanted)
     except StoreError as error:
         state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
-        handle_store_error(task, request, config.options, wanted.lock, error)
+        handle_store_error(task, request, options, wanted.lock, error)
         execution.lease = Lease(wanted.lock)
         return body()
     if result.status is not AcquireStatus.GRANTED:
         state.unreleased = False
-        return handle_duplicate(task, request, config.options, wanted, result)
+        return handle_duplicate(task, request, options, wanted, result)
+    if options.lock_at_most is not None:
+        state.cap = sent_at + options.lock_at_most
+    if options.lock_at_least:
+        state.held_until = now() + options.lock_at_least
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     execution.lease = Lease(wanted.lock, state)
     forget_retry_state(request)
-    return _run_body(execution, state, body, is_interrupted=config.options.on_lock_lost == "raise")
+    return _run_body(execution, state, body, is_interrupted=options.on_lock_lost == "raise")
 
 
 def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
@@ -144,7 +150,9 @@ def _release(execution: Execution, state: LeaseState, success: bool) -> None:
         return
     state.ended = True
     renewer.remove(state)
-    pending = PendingRelease(request, success)
+    pending = PendingRelease(request, success, held_until=state.held_until if success and not state.lost else 0.0)
+    # The start of a revoked lease has ended, too.
+    state.unreleased = state.unreleased or request.max_starts is not None
     if state.unreleased:
         try:
             pending.send(execution.context.store)
@@ -177,7 +185,7 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         _release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
-        context.renewer.release_later(PendingRelease(lease.request, False, outcome=False), unanswered=True)
+        context.renewer.release_later(PendingRelease(lease.request, None, outcome=False), unanswered=True)
     if (pending := execution.pending) is not None:
         pending.outcome = state == "SUCCESS"
         if pending.redelivery_waits:

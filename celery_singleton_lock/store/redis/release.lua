@@ -3,12 +3,14 @@
 -- KEYS  1 lock, or the attempt key again where only the token is known   2 attempt   3 completed (see acquire.lua)
 -- ARGV  1 token   2 how long (ms) a waiting redelivery waits for the outcome   3 '1' after a success
 -- Returns 1 if a redelivery waits for the outcome, else 0
+--@starts
 local lock, finishing = KEYS[1], 'finishing:' .. ARGV[1]
 if lock == KEYS[2] then lock = redis.call('GET', KEYS[2]) end
 local holder = lock and redis.call('HMGET', lock, 'token', 'redelivered') or {}
 if holder[1] ~= ARGV[1] then -- another's, or released before: the redelivery waits for another TTL
   return redis.call('GET', KEYS[3]) == finishing and redis.call('PEXPIRE', KEYS[3], ARGV[2]) or 0
 end
+--@hold
 redis.call('DEL', lock, KEYS[2])
 if not holder[2] or ARGV[3] ~= '1' then return 0 end
 redis.call('SET', KEYS[3], finishing, 'PX', ARGV[2])

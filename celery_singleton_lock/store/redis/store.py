@@ -41,7 +41,8 @@ class RedisStore:
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         keys = (wanted.completed, *task_keys(wanted.base))
-        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "")
+        parts = _start_parts(wanted) if wanted.max_starts is not None else ()
+        call = _request_call("acquire", wanted, keys, "1" if wanted.redelivered else "", parts)
         answer, *more = self._run(call, timeout)
         if answer == "granted":
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]))
@@ -54,8 +55,11 @@ class RedisStore:
         answer, done = self._run(_request_call("reacquire", wanted, task_keys(wanted.base), str(fence)), timeout)
         return RenewResult(answer), bool(done)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> bool:
-        return bool(self._run(_release_call(wanted, "1" if success else ""), timeout))
+    def release(
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, hold: float = 0.0
+    ) -> bool:
+        parts = _release_parts(wanted, success, hold) if hold > 0 or wanted.max_starts is not None else ()
+        return bool(self._run(_release_call(wanted, "1" if success else "", parts), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
@@ -110,14 +114,27 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
     return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
 
 
-def _request_call(verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str) -> ScriptCall:
+def _request_call(
+    verb: str, wanted: LeaseRequest, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
+) -> ScriptCall:
     who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised else "")
-    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last))
+    return _call(verb, (wanted.lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
-def _release_call(wanted: LeaseRequest, success: str) -> ScriptCall:
+def _start_parts(wanted: LeaseRequest) -> Sequence[Part]:
+    limit = wanted.max_starts
+    return (Part("starts", (wanted.starts,), (str(limit.n), _ms(limit.per))),) if limit else ()
+
+
+def _release_call(wanted: LeaseRequest, success: str, parts: Sequence[Part]) -> ScriptCall:
     keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success))
+    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success), parts)
+
+
+def _release_parts(wanted: LeaseRequest, success: bool | None, hold: float) -> Sequence[Part]:
+    ended = wanted.ended_starts(success)
+    hold_part = (Part("hold", (), (_ms(hold),)),) if hold > 0 else ()
+    return (*hold_part, *((Part("starts", (wanted.starts,), (ended,)),) if ended else ()))
 
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
