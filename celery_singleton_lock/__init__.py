@@ -9,10 +9,12 @@ from celery_singleton_lock.errors import (
     SingletonError,
     StoreError,
     StoreUnavailable,
+    TooManyStarts,
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy, Raise, RetryLater, RunOnceMore, Skip, Wait
+from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "Holder",
     "Lease",
     "LockLost",
+    "MaxStarts",
     "Policy",
     "Raise",
     "RetryLater",
@@ -32,6 +35,7 @@ __all__ = [
     "Skip",
     "StoreError",
     "StoreUnavailable",
+    "TooManyStarts",
     "Wait",
     "signals",
 ]

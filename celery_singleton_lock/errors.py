@@ -54,6 +54,25 @@ class LockLost(SingletonError):
         return f"the lock {self.key} was lost while its task was running"
 
 
+class TooManyStarts(SingletonError):
+    """The signature was started too often: see `MaxStarts`.
+
+    Arguments:
+        key: the lock key.
+        starts: how many starts were counted.
+        count: which starts were counted: ``"crashed"`` or ``"unsuccessful"``.
+    """
+
+    def __init__(self, key: str = "", starts: int = 0, count: str = "crashed") -> None:
+        self.key = key
+        self.starts = starts
+        self.count = count
+        super().__init__(key, starts, count)
+
+    def __str__(self) -> str:
+        return f"{self.key} is not started again: {self.starts} {self.count} starts"
+
+
 class StoreError(SingletonError):
     """The store refused a call: wrong login, missing permission, or a key of another type."""
 

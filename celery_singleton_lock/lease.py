@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,8 @@ class LeaseState:
     """
 
     __slots__ = (
-        "deadline", "due", "ended", "fence", "interrupt", "lost", "reacquired", "request", "task", "unreleased", "verify"
+        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "lost", "reacquired", "request", "task",
+        "unreleased", "verify"
     )  # fmt: skip
 
     def __init__(self, request: LeaseRequest, task: Any = None) -> None:
@@ -27,6 +29,8 @@ class LeaseState:
         self.fence = 0
         self.deadline = 0.0  # until then the lock is surely ours
         self.due = 0.0  # when the next renewal is due
+        self.cap = math.inf  # the lease is neither renewed nor trusted from then on
+        self.held_until = 0.0  # the lock stays until then if the body succeeds
         self.unreleased = True  # the store may have a lock of this token
         self.lost = False
         self.ended = False  # the body is over
@@ -44,10 +48,12 @@ class LeaseState:
         """Move the deadline: it counts from before the call that succeeded was sent."""
         self.deadline = sent_at + self.request.ttl
         self.due = sent_at + self.request.ttl / 3
+        if self.deadline > self.cap:
+            self.deadline, self.due = self.cap, min(self.due, self.cap)
 
-    def is_active(self) -> bool:
+    def is_active(self, time: float) -> bool:
         """Tell whether the lease is to be renewed, or reacquired."""
-        return self.unreleased and not self.ended
+        return self.unreleased and not self.ended and time < self.cap
 
     def call_timeout(self, time: float) -> float:
         """Return how long a call to renew may take: a sixth of the TTL, and not past a deadline that lies ahead."""

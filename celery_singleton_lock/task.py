@@ -12,11 +12,12 @@ from celery.exceptions import TaskPredicate
 
 from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import ConfigurationError, DuplicateTask
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
 from celery_singleton_lock.publish import is_locked_at_publish, publish
+from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.execution import EXECUTION, connect, run_locked
 from celery_singleton_lock.worker.request import request_class
 
@@ -47,9 +48,15 @@ class SingletonMixin:
             `lock_from="publish"`). Default: `"finish"`.
         lock_ttl: seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of
             that. Default: `30.0`.
+        lock_at_least: seconds for which a success keeps the signature held, counted from the start of the body.
+            Default: `0.0`.
+        lock_at_most: seconds after which the lease of a body that still runs is lost, from 1 to a year; above
+            `lock_at_least`. Default: none.
         on_lock_lost: `"warn"`, or `"raise"`: `LockLost` is raised inside the body. Default: `"warn"`.
         on_store_error: if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a
             warning, or `"raise"`. Default: `"retry"`.
+        max_starts: a number of crashed starts a day, or a `MaxStarts`, after which a delivery fails with
+            `TooManyStarts`. Default: none.
     """
 
     singleton: bool | None = None
@@ -61,8 +68,11 @@ class SingletonMixin:
     lock_from: str | None = None
     lock_until: str | None = None
     lock_ttl: float | None = None
+    lock_at_least: float | None = None
+    lock_at_most: float | None = None
     on_lock_lost: str | None = None
     on_store_error: str | None = None
+    max_starts: int | MaxStarts | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -89,7 +99,7 @@ class SingletonMixin:
         if is_task and not name.startswith("celery.") and cls.singleton is not False:
             check_class(cls, name)
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
-            cls.throws = tuple(throws) if DuplicateTask in throws else (*throws, DuplicateTask)
+            cls.throws = (*throws, *(error for error in (DuplicateTask, TooManyStarts) if error not in throws))
             _install(cls)
             # By name, as a publisher should not import it.
             app.steps["worker"].add("celery_singleton_lock.worker.bootstep:SingletonStep")

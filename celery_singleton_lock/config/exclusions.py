@@ -33,6 +33,33 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         lambda options: options.is_limited and getattr(options.on_duplicate, "uses_line", False),
         "a line has one holder",
     ),
+    (
+        "lock_limit",
+        "lock_at_least",
+        lambda options: options.is_limited and options.lock_at_least > 0,
+        "a hold keeps the whole signature",
+    ),
+    (
+        "lock_limit",
+        "max_starts",
+        lambda options: options.is_limited and options.max_starts is not None,
+        "starts that still run would count as crashed",
+    ),
+    (
+        "lock_at_most",
+        "lock_at_least",
+        lambda options: options.lock_at_most is not None and options.lock_at_most <= options.lock_at_least,
+        "it must be above, as a lost lease leaves no hold",
+    ),
+    *(
+        (
+            "lock_until",
+            option,
+            lambda options, option=option: options.lock_until == "start" and bool(getattr(options, option)),
+            "no lock is held while the body runs",
+        )
+        for option in ("lock_at_least", "lock_at_most", "max_starts")
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies import NAMED, Policy, as_policy
+from celery_singleton_lock.starts import MaxStarts
 
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
@@ -59,6 +60,14 @@ def _is_seconds(value: Any) -> bool:
 def is_limit(value: Any) -> bool:
     """Tell whether a value can be a `lock_limit`."""
     return isinstance(value, int) and not _is_bool(value) and value >= 1
+
+
+def _is_hold(value: Any) -> bool:
+    return _is_seconds(value) or (value == 0 and not _is_bool(value))
+
+
+def _is_max_starts(value: Any) -> bool:
+    return value is None or is_limit(value) or isinstance(value, MaxStarts)
 
 
 def _is_names(value: Any) -> bool:
@@ -126,6 +135,14 @@ class Options:
         30.0, lambda value: _is_seconds(value) and value >= 1, "be a number of seconds, from 1 to a year",
         "seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of that",
         read=float)
+    lock_at_least: float = _row(
+        0.0, _is_hold, "be a number of seconds, from 0 to a year",
+        "seconds for which a success keeps the signature held, counted from the start of the body", read=float)
+    lock_at_most: float | None = _row(
+        None, lambda value: value is None or (_is_seconds(value) and value >= 1),
+        "be a number of seconds, from 1 to a year",
+        "seconds after which the lease of a body that still runs is lost, from 1 to a year; above `lock_at_least`",
+        "none", read=lambda value: None if value is None else float(value))
     on_lock_lost: str = _row(
         "warn", ("warn", "raise").__contains__, "be one of 'warn', 'raise'",
         '`"warn"`, or `"raise"`: `LockLost` is raised inside the body')
@@ -133,6 +150,10 @@ class Options:
         "retry", ("retry", "run", "raise").__contains__, "be one of 'retry', 'run', 'raise'",
         'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, '
         'or `"raise"`')
+    max_starts: MaxStarts | None = _row(  # noqa: RUF009
+        None, _is_max_starts, "be a whole number from 1 or a MaxStarts",
+        "a number of crashed starts a day, or a `MaxStarts`, after which a delivery fails with `TooManyStarts`",
+        "none", read=lambda value: MaxStarts(value) if isinstance(value, int) else value)
 
     @property
     def is_limited(self) -> bool:

@@ -56,4 +56,6 @@ class RetryLater(Policy):
         except OverflowError:
             delay = self.max_delay
         delay *= 1 + self.jitter * random.uniform(-1, 1)
+        if duplicate.holder.state == "held":
+            delay = max(delay, duplicate.holder.remaining)
         return RunLater(min(delay, self.max_wait - duplicate.waited))

@@ -61,9 +61,17 @@ class BodyRenewal:
             self._reachable = False
             self._events.unreachable(leases[0], error)
 
+    def stopped(self, lease: LeaseState) -> None:
+        """Lose a lease whose body outlived its option ``lock_at_most``."""
+        if not lease.ended and self._clock() >= lease.cap:
+            self._mark_lost(lease)
+
     def verify(self, lease: LeaseState) -> bool:
         """Ask the store about a lease past its deadline; called by its body."""
         sent_at = self._clock()
+        if sent_at >= lease.cap:
+            self._mark_lost(lease)
+            return False
         try:
             [result] = self._body_store.renew([lease.request], lease.call_timeout(sent_at))
         except StoreError as error:
@@ -77,9 +85,9 @@ class BodyRenewal:
 
     def _reacquire(self, lease: LeaseState) -> None:
         lease.reacquired = True  # first: if the body ends meanwhile, its release is repeated after this call
-        if lease.ended:
-            return
         sent_at = self._clock()
+        if not lease.is_active(sent_at):
+            return
         try:
             result, is_new = self._store.reacquire(lease.request, lease.fence, max(0.01, lease.call_timeout(sent_at)))
         except StoreError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore, Waiting
 
@@ -16,11 +17,17 @@ class PendingRelease:
     """A release that is repeated until the store has confirmed it. If a redelivery waits, it also records the task's outcome."""
 
     def __init__(
-        self, request: LeaseRequest, success: bool, outcome: bool | None = None, kept: Kept | None = None
+        self,
+        request: LeaseRequest,
+        success: bool | None,
+        outcome: bool | None = None,
+        kept: Kept | None = None,
+        held_until: float = 0.0,
     ) -> None:
         self.request = request
+        self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
-        self.success = success  # whether the body returned
+        self.held_until = held_until  # the signature stays held until this time of `now`
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
@@ -35,7 +42,9 @@ class PendingRelease:
             StoreError: the store did not confirm it.
         """
         outcome = self.outcome
-        waiting = store.release(self.request, self.success, timeout, self.kept)
+        hold = self.held_until - now() if self.held_until else 0.0
+        kept = Kept("held", hold) if hold > 0 else self.kept
+        waiting = store.release(self.request, self.success, timeout, kept)
         self.redelivery_waits, self.line_waits = Waiting.REDELIVERY in waiting, Waiting.LINE in waiting
         if self.redelivery_waits and outcome is None:
             return

@@ -25,8 +25,8 @@ class Renewable(Protocol):
     request: LeaseRequest
     due: float
 
-    def is_active(self) -> bool:
-        """Tell whether it is still to be renewed."""
+    def is_active(self, time: float) -> bool:
+        """Tell whether it is still to be renewed at this time."""
 
     def call_timeout(self, time: float) -> float:
         """Return how many seconds a call to renew it may take."""
@@ -44,6 +44,9 @@ class RenewalHandler(Protocol[L_contra]):
 
     def failed(self, leases: Sequence[L_contra], error: StoreError, sent_at: float) -> None:
         """Handle a call that failed."""
+
+    def stopped(self, lease: L_contra) -> None:
+        """Handle a lease that is not renewed any more."""
 
 
 class Renewer(Generic[L]):
@@ -91,10 +94,11 @@ class Renewer(Generic[L]):
         active = []
         for lease in list(self._leases.values()):
             if lease.due <= time + lease.request.ttl / 12:
-                if lease.is_active():
+                if lease.is_active(time):
                     active.append(lease)
                 else:
                     self.remove(lease)
+                    self._handler.stopped(lease)
         for start in range(0, len(active), BATCH):
             self._renew(active[start : start + BATCH])
         # The plan is kept though its lease has ended: a stream of short tasks does not wake the thread for each of them.

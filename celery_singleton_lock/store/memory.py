@@ -40,6 +40,7 @@ class _Record:
     fence: int = 0
     state: str = "running"
     woken: bool = False  # reserved for a head of the line whose message was published
+    starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
 
 class MemoryStore:
@@ -73,7 +74,21 @@ class MemoryStore:
             if record and record.token != wanted.token:
                 record.redelivered = record.redelivered or record.task_id == wanted.task_id
                 return AcquireResult(AcquireStatus.HELD, self._holder(record))
+            if record is None and not self._start(wanted):
+                return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
+
+    def _start(self, wanted: LeaseRequest) -> bool:
+        """Note a start if it is counted; return False if there were too many."""
+        limit = wanted.max_starts
+        if limit is None:
+            return True
+        time = self._clock()
+        starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
+        if len(starts) >= limit.n and wanted.token not in starts:
+            return False
+        self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
+        return True
 
     def _in_line(self, wanted: LeaseRequest, place: Place, record: _Record | None) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
@@ -185,9 +200,10 @@ class MemoryStore:
             return RenewResult.RENEWED, record is None
 
     def release(
-        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Waiting:
         with self._mutex:
+            self._end_starts(wanted, success)
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing, line_waits = f"finishing:{wanted.token}", Waiting.NOBODY
@@ -204,12 +220,25 @@ class MemoryStore:
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
                     self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
-                waits = record.redelivered and success
+                waits = record.redelivered and bool(success)
             else:  # lost, or released before: the redelivery waits for another TTL
                 waits = completed is not None and completed.token == finishing
             if waits:
                 self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
             return line_waits | (Waiting.REDELIVERY if waits else Waiting.NOBODY)
+
+    def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
+        """Forget the starts that count no more."""
+        if not (ended := wanted.ended_starts(success)):
+            return
+        starts = self._starts_of(wanted)
+        starts.pop(wanted.token, None)
+        if ended == "all" or not starts:
+            self._records.pop(wanted.starts, None)
+
+    def _starts_of(self, wanted: LeaseRequest) -> dict[str, float]:
+        found = self._find(wanted.starts)
+        return (found.starts if found else None) or {}
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:

@@ -8,6 +8,7 @@ from enum import Enum, IntFlag
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.starts import MaxStarts
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
@@ -55,6 +56,7 @@ class LeaseRequest:
     queued: bool = False  # a reservation: no worker has started the message
     place: Place | None = None  # where the line counts: the lock is only free for its head
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
+    max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
     lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
@@ -78,6 +80,19 @@ class LeaseRequest:
     def use_slot(self, slot: int) -> None:
         """Note which slot was granted."""
         self.lock, self.by_token = self.slot_lock(slot), False
+
+    @property
+    def starts(self) -> str:
+        """The key of the starts that count for `max_starts`."""
+        return f"{self.base}:starts:{self.digest}"
+
+    def ended_starts(self, success: bool | None) -> str:
+        """Tell which starts count no more after a release: "" for none, "own" for this token's, or "all"."""
+        if self.max_starts is None:
+            return ""
+        if self.max_starts.count == "crashed" or success is None:
+            return "own"
+        return "all" if success else ""
 
 
 def task_keys(base: str) -> tuple[str, str, str]:
@@ -120,6 +135,8 @@ class AcquireStatus(Enum):
     DROPPED = "dropped"
     #: Another message has taken this one's place in the line.
     SUPERSEDED = "superseded"
+    #: The lock is free, but its signature was started too often.
+    TOO_MANY_STARTS = "too_many_starts"
 
 
 @dataclass(frozen=True)
@@ -175,12 +192,12 @@ class LockStore(Protocol):
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
 
     def release(
-        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Waiting:
         """Delete the lock if this token owns it, or reserve it for the head of its line; return who waits.
 
         A redelivery waits for a TTL; a release that is sent again lets it wait for another. `kept` says what the lock becomes
-        instead of free.
+        instead of free. `success` is None if the body never started.
         """
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:

@@ -12,6 +12,7 @@ from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.clock import now
+from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
@@ -84,27 +85,28 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
-        limit=config.limit(args, kwargs),
         place=place_of(retry_state, options.on_duplicate),
+        limit=config.limit(args, kwargs),
+        max_starts=options.max_starts,
     )
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)
     try:
         result, sent_at = _acquire(context, wanted)
         while result.status is not AcquireStatus.GRANTED:
+            state.unreleased = False
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
-                state.unreleased = False
                 return decision
             wanted.place = publish_copy(task, request, wanted, decision)
+            state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
         state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()
-    if wanted.limit:
-        wanted.use_slot(result.slot)
+    _note_grant(state, options, result, sent_at)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     forget_retry_state(request)
     if options.lock_until == "start":
@@ -127,6 +129,16 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
         if result.status is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
             return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")
+
+
+def _note_grant(state: LeaseState, options: Options, result: AcquireResult, sent_at: float) -> None:
+    """Note which slot was granted, and the times that options set."""
+    if state.request.limit:
+        state.request.use_slot(result.slot)
+    if options.lock_at_most is not None:
+        state.cap = sent_at + options.lock_at_most
+    if options.lock_at_least:
+        state.held_until = now() + options.lock_at_least
 
 
 def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body: Body) -> Any:
@@ -166,7 +178,11 @@ def _release(execution: Execution, state: LeaseState, success: bool, kept: Kept 
         return
     state.ended = True
     renewer.remove(state)
-    pending = PendingRelease(request, success, kept=kept)
+    pending = PendingRelease(
+        request, success, kept=kept, held_until=state.held_until if success and not state.lost else 0.0
+    )
+    # The start of a revoked lease has ended, too.
+    state.unreleased = state.unreleased or request.max_starts is not None
     if state.unreleased:
         try:
             pending.send(execution.context.store)
@@ -201,7 +217,7 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         _release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
-        context.renewer.release_later(PendingRelease(lease.request, False, outcome=False), unanswered=True)
+        context.renewer.release_later(PendingRelease(lease.request, None, outcome=False), unanswered=True)
     if (pending := execution.pending) is not None:
         pending.outcome = state == "SUCCESS"
         if pending.redelivery_waits:

@@ -7,11 +7,12 @@ from typing import Any, NoReturn
 
 import celery
 from celery.exceptions import Ignore, Reject, Retry
+from celery.states import SUCCESS
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
@@ -21,7 +22,13 @@ from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, L
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
-from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
+from celery_singleton_lock.worker.republish import (
+    RetryState,
+    ignores_result,
+    is_redelivered,
+    retry_state_of,
+    signature_of,
+)
 
 FIRST_REDELIVERY_CHECK = 0.2  # seconds
 
@@ -33,23 +40,22 @@ def handle_duplicate(
 
     Raises:
         DuplicateTask: the decision is to fail.
+        TooManyStarts: the signature was started too often.
         Ignore, Retry, Reject: the end of this delivery, as Celery's tracer expects it.
     """
     holder = result.holder or Holder()
     error = DuplicateTask(wanted.lock, holder)  # its text says who holds the lock
-    _drop(task, request, wanted, result)
-    if result.status is AcquireStatus.SUPERSEDED:
-        return _skip(task, request, SkipRun(), error)
-    if wanted.place and wanted.place.room and result.is_waiting:
-        logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
-        raise Ignore("waits in line")
-    if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
-        raise Ignore("waits in line already")
+    if result.status is AcquireStatus.TOO_MANY_STARTS:
+        _refuse_start(task, request, store, wanted, options)
+    _drop(task, request, wanted, result, error)
+    if result.waiting:
+        _drop_waiting(task, request, wanted, result, error)
     if holder.task_id == request.id and not request.is_eager:
-        if not goes_to_several_queues(task.app, request):
+        if goes_to_several_queues(task.app, request):
+            logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
+            raise Ignore("another worker runs this broadcast task")
+        if holder.state != "held" or is_redelivered(request):  # else a user has used a task id twice
             _check_redelivery_later(task, request, options, error)
-        logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
-        raise Ignore("another worker runs this broadcast task")
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
     send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, Enqueue):
@@ -64,8 +70,10 @@ def handle_duplicate(
     raise error
 
 
-def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult) -> None:
-    """Drop a delivery whose message another delivery, or another copy, stands for."""
+def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask) -> None:
+    """End a delivery for whose message another delivery, another copy, or another message stands."""
+    if result.status is AcquireStatus.SUPERSEDED:
+        _skip(task, request, SkipRun(), error)
     if result.status is AcquireStatus.COMPLETED:
         logger.info(
             "Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, wanted.lock
@@ -74,6 +82,25 @@ def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult) 
     if result.status is AcquireStatus.DROPPED:
         logger.debug("Task %s[%s] dropped: another copy of it has started, or comes later", task.name, request.id)
         raise Ignore("another copy of this message counts")
+
+
+def _drop_waiting(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask) -> None:
+    """Drop a delivery whose message waits in line."""
+    if wanted.place and wanted.place.room and result.is_waiting:
+        logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
+        raise Ignore("waits in line")
+    if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
+        raise Ignore("waits in line already")
+
+
+def _refuse_start(task: Any, request: Any, store: LockStore, wanted: LeaseRequest, options: Options) -> NoReturn:
+    limit = options.max_starts
+    assert limit is not None
+    if wanted.place and wanted.place.ticket:
+        store.leave(wanted, wanted.place.ticket)
+    error = TooManyStarts(wanted.lock, limit.n, limit.count)
+    logger.warning("Task %s[%s] failed: %s", task.name, request.id, error)
+    raise error
 
 
 def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseRequest, error: StoreError) -> None:
@@ -200,7 +227,13 @@ def _check_redelivery_later(task: Any, request: Any, options: Options, error: Du
     """Publish a redelivered message again while its other delivery runs, store nothing, and raise `Ignore` or `Reject`."""
     state = retry_state_of(request)
     delay = FIRST_REDELIVERY_CHECK * 2 ** min(state.redelivery_checks, 64)
-    delay = shortened(task.app, min(delay, max(_retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK)))
+    delay = min(delay, max(_retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK))
+    if error.holder.state == "held":
+        if _has_succeeded(task, request):
+            logger.info("Task %s[%s] dropped: another delivery of it succeeded: %s", task.name, request.id, error)
+            raise Ignore("another delivery of this task succeeded")
+        delay = max(delay, error.holder.remaining)
+    delay = shortened(task.app, delay)
     logger.info("Task %s[%s] redelivered while another delivery of it runs: %s", task.name, request.id, error)
     try:
         checked = state._replace(redelivery_checks=state.redelivery_checks + 1)
@@ -211,3 +244,12 @@ def _check_redelivery_later(task: Any, request: Any, options: Options, error: Du
             raise Reject(failure, requeue=True) from failure
         logger.error("Task %s[%s]: this redelivery of it is lost: %s", task.name, request.id, failure)
     raise Ignore("another delivery of this task is running")
+
+
+def _has_succeeded(task: Any, request: Any) -> bool:
+    """Tell whether the result of another delivery is stored. A worker may have died between its release and that."""
+    try:
+        return bool(task.backend.get_state(request.id) == SUCCESS)
+    except Exception as failure:  # there may be no backend, or none that a worker can ask
+        logger.debug("Task %s[%s]: its state is not known: %s", task.name, request.id, failure)
+        return False

@@ -41,7 +41,8 @@ class DeliveryMixin:
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         if self.supervisor is not None:
             try:
-                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running)
+                at_most = self._config().options.lock_at_most
+                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most)
             except Exception:  # an error here would leave the message without an acknowledgement
                 logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
 

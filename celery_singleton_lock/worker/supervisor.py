@@ -31,10 +31,11 @@ class ChildLease:
     request: LeaseRequest  # without a digest, as the main process does not look at arguments
     is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
     due: float
+    cap: float = math.inf  # not renewed from then on
     revoked: bool = False  # the child finds out for itself
 
-    def is_active(self) -> bool:
-        return not self.revoked and self.is_running()
+    def is_active(self, time: float) -> bool:
+        return not self.revoked and time < self.cap and self.is_running()
 
     def call_timeout(self, time: float) -> float:
         return self.request.ttl / 6
@@ -62,9 +63,14 @@ class Supervisor:
         self._mutex = threading.Lock()
         self._loop = BackgroundLoop(self.watch_children, on_error, clock)
 
-    def accepted(self, pid: int, request: LeaseRequest, is_running: Callable[[], bool]) -> None:
-        """Note that a child has begun this delivery, and so has finished its earlier one."""
-        lease = ChildLease(request, is_running, self._clock() + request.ttl / 3)
+    def accepted(
+        self, pid: int, request: LeaseRequest, is_running: Callable[[], bool], at_most: float | None = None
+    ) -> None:
+        """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
+        time = self._clock()
+        lease = ChildLease(request, is_running, time + request.ttl / 3)
+        if at_most is not None:
+            lease.cap = time + at_most
         with self._mutex:
             child = self._children.get(pid)
             if child is None:
@@ -85,6 +91,9 @@ class Supervisor:
         logger.debug("Locks of pool processes could not be renewed: %s", error)
         for lease in leases:
             lease.due = self._clock() + lease.request.ttl / 12
+
+    def stopped(self, lease: ChildLease) -> None:
+        """Do nothing: the child finds out for itself."""
 
     def watch_children(self) -> float:
         """Wait a moment for children to die, and have the leases of those released; return when to do so again."""

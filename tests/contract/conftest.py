@@ -67,7 +67,7 @@ class MemoryBacking:
 
 
 class RedisBacking:
-    """A store on a server; shorter expiries of all keys stand for time that passes."""
+    """A store on a server; shorter expiries of all keys, and earlier starts, stand for time that passes."""
 
     def __init__(self, url: str, base: str) -> None:
         self.store: Any = RedisStore(connector(url, {}), 2.0, 4)
@@ -85,6 +85,9 @@ class RedisBacking:
             for field in self._redis.hkeys(key) if ":waiting:" in key else ():
                 if field.endswith(":due"):
                     self._redis.hincrby(key, field, -int(seconds * 1000))
+            if ":starts:" in key:  # the times of its members count
+                for token in self._redis.zrange(key, 0, -1):
+                    self._redis.zincrby(key, -int(seconds * 1000), token)
 
     def lives(self, key: str) -> float:
         return float(self._redis.pttl(key)) / 1000

@@ -12,6 +12,8 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +22,11 @@ from redis import Redis
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
-from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module
+from celery_singleton_lock.store.redis.scripts import script
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 
@@ -38,6 +42,9 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "renew": lambda store, lease_request: store.renew([lease_request]),
     "reacquire": lambda store, lease_request: store.reacquire(lease_request, 1),
     "release": lambda store, lease_request: store.release(lease_request, success=True),
+    "acquire_starts": lambda store, lease_request: store.acquire(replace(lease_request, max_starts=MaxStarts(3))),
+    "release_starts": lambda store, lease_request: store.release(replace(lease_request, max_starts=MaxStarts(3)), None),
+    "release_hold": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("held", 5.0)),
     "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
@@ -59,6 +66,15 @@ def test_forgotten_scripts_are_no_error(
     call(store, lease_request())
     store._command("SCRIPT", "FLUSH")
     call(store, lease_request())
+
+
+def test_parts_of_scripts(lease_request: MakeRequest) -> None:
+    """A call without parts has the text of its file; with parts, the directive on the first line stays the first."""
+    plain, _ = script("release")
+    assert plain == Path(scripts.__file__).with_name("release.lua").read_text()
+    composed, _ = script("release", ("hold", "starts"))
+    assert plain.splitlines()[0] == composed.splitlines()[0]
+    assert "--@" not in composed
 
 
 def test_no_script_is_loaded_beforehand(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.memory import RELEASES_PER_CLEANUP, MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]
@@ -665,3 +666,200 @@ def test_memory_store_forgets(lease_request: MakeRequest) -> None:
         store.release(one, success=True)
         time[0] += 0.1
     assert len(store._records) <= RELEASES_PER_CLEANUP + 1
+
+
+# -- a hold after a success -----------------------------------------------------------------------
+
+
+def test_hold_after_a_success(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release with a hold keeps the signature held for so long, longer or shorter than the TTL, and leaves one key."""
+    for digest, ttl, hold in (("long", 5.0, 60.0), ("short", 60.0, 5.0)):
+        one, store = lease_request(digest, ttl=ttl, supervised=True), backing.store
+        store.acquire(one)
+        assert not store.release(one, success=True, kept=Kept("held", hold))
+        backing.wait(hold - 1)
+        result = store.acquire(lease_request(digest))
+        assert result.status is AcquireStatus.HELD
+        assert result.holder is not None
+        assert ("held", one.task_id) == (result.holder.state, result.holder.task_id)
+        assert 0 < result.holder.remaining <= 1
+        assert [one.lock] == left(backing)
+        backing.wait(1.1)
+        assert store.holder(one.lock) is None
+        assert [] == left(backing)
+
+
+def test_hold_has_no_owner(store: LockStore, lease_request: MakeRequest) -> None:
+    """Nobody renews, reacquires, acquires or releases a hold, not even with the token of the lease that left it."""
+    one = lease_request(supervised=True)
+    fence = take(store, one)
+    store.release(one, success=True, kept=Kept("held", 20.0))
+    assert [RenewResult.NOT_OWNER, RenewResult.MISSING] == store.renew([one, known(one)])
+    assert (RenewResult.NOT_OWNER, False) == store.reacquire(one, fence)
+    assert store.acquire(one).status is AcquireStatus.HELD
+    for success in (True, False):
+        store.release(one, success)
+        store.release(known(one), success)
+    holder = store.holder(one.lock)
+    assert holder is not None
+    assert "held" == holder.state
+
+
+def test_lease_after_a_hold(backing: Backing, lease_request: MakeRequest) -> None:
+    """A lease that follows a hold is running, with a higher fence, and its failure frees the lock."""
+    first, second, store = lease_request(), lease_request(), backing.store
+    fence = take(store, first)
+    store.release(first, success=True, kept=Kept("held", 5.0))
+    backing.wait(5.1)
+    assert take(store, second) > fence
+    holder = store.holder(second.lock)
+    assert holder is not None
+    assert "running" == holder.state
+    store.release(second, success=False)
+    assert store.holder(second.lock) is None
+
+
+def test_hold_is_revoked(store: LockStore, lease_request: MakeRequest) -> None:
+    """`revoke` frees a held signature, and names the hold."""
+    one = lease_request()
+    store.acquire(one)
+    store.release(one, success=True, kept=Kept("held", 20.0))
+    holder = store.revoke(one.base, one.lock)
+    assert holder is not None
+    assert "held" == holder.state
+    assert granted(store, lease_request())
+
+
+def test_hold_of_a_lost_lease(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release with a hold does nothing to a lock that is missing, or that another delivery has."""
+    first, second, store = lease_request(ttl=5.0), lease_request(), backing.store
+    store.acquire(first)
+    backing.wait(5.1)
+    store.release(first, success=True, kept=Kept("held", 20.0))
+    assert store.holder(first.lock) is None
+    store.acquire(second)
+    store.release(first, success=True, kept=Kept("held", 20.0))
+    assert [RenewResult.RENEWED] == store.renew([second])
+
+
+def test_waiting_redelivery_and_a_hold(store: LockStore, lease_request: MakeRequest) -> None:
+    """A redelivery that waited learns the outcome as without a hold; other work meets the hold."""
+    first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
+    store.acquire(first)
+    store.acquire(again)
+    assert store.release(first, success=True, kept=Kept("held", 20.0))
+    assert store.acquire(again).status is AcquireStatus.HELD
+    store.record_outcome(first, success=True)
+    assert store.acquire(again).status is AcquireStatus.COMPLETED
+    assert store.acquire(lease_request()).status is AcquireStatus.HELD
+
+
+# -- starts that are counted ----------------------------------------------------------------------
+
+CRASHED, UNSUCCESSFUL = MaxStarts(2, per=3600.0), MaxStarts(2, per=3600.0, count="unsuccessful")
+each_count = pytest.mark.parametrize("limit", [CRASHED, UNSUCCESSFUL], ids=["crashed", "unsuccessful"])
+
+
+def crash(backing: Backing, one: LeaseRequest) -> AcquireStatus:
+    """Start, and die with the whole worker."""
+    status = backing.store.acquire(one).status
+    backing.wait(one.ttl + 0.1)
+    return status
+
+
+@each_count
+def test_crashed_starts_are_counted(backing: Backing, lease_request: MakeRequest, limit: MaxStarts) -> None:
+    """After so many starts without an end the next one is refused, which takes no lock, until `per` has passed."""
+    statuses = [crash(backing, lease_request(max_starts=limit)) for _ in range(4)]
+    assert [AcquireStatus.GRANTED] * 2 + [AcquireStatus.TOO_MANY_STARTS] * 2 == statuses
+    one = lease_request(max_starts=limit)
+    assert backing.store.holder(one.lock) is None
+    assert [one.starts] == left(backing)
+    assert 0 < backing.lives(one.starts) <= limit.per
+    assert granted(backing.store, lease_request("other", max_starts=limit))
+    assert granted(backing.store, lease_request())  # a task without the option
+    backing.wait(limit.per)
+    assert granted(backing.store, one)
+
+
+def test_each_start_counts_for_its_own_time(backing: Backing, lease_request: MakeRequest) -> None:
+    """The oldest start stops counting first."""
+    limit = MaxStarts(2, per=100.0)
+    assert crash(backing, lease_request(max_starts=limit)) is AcquireStatus.GRANTED
+    backing.wait(50)
+    assert crash(backing, lease_request(max_starts=limit)) is AcquireStatus.GRANTED
+    assert crash(backing, lease_request(max_starts=limit)) is AcquireStatus.GRANTED
+    assert crash(backing, lease_request(max_starts=limit, ttl=1.0)) is AcquireStatus.TOO_MANY_STARTS
+
+
+def test_start_of_a_killed_child_counts(store: LockStore, lease_request: MakeRequest) -> None:
+    """A release by the supervisor, which does not know the signature, leaves the start of a dead child."""
+    for _ in range(2):
+        one = lease_request(max_starts=CRASHED, supervised=True)
+        assert granted(store, one)
+        store.release(known(one), success=False)
+    assert store.acquire(lease_request(max_starts=CRASHED)).status is AcquireStatus.TOO_MANY_STARTS
+
+
+@pytest.mark.parametrize("success", [True, False, None])
+def test_crashed_does_not_count_ends(backing: Backing, lease_request: MakeRequest, success: bool | None) -> None:
+    """Under `crashed` a release takes its own start out, also after the lock was lost; other starts stay."""
+    store, limit = backing.store, MaxStarts(1)
+    for _ in range(3):
+        one = lease_request(max_starts=limit)
+        assert granted(store, one)
+        backing.lose(one.lock)
+        store.release(one, success)
+    assert [] == left(backing)
+    crash(backing, lease_request(max_starts=limit))
+    store.release(lease_request(max_starts=limit), success)
+    assert store.acquire(lease_request(max_starts=limit)).status is AcquireStatus.TOO_MANY_STARTS
+
+
+def test_unsuccessful_counts_since_the_last_success(store: LockStore, lease_request: MakeRequest) -> None:
+    """Under `unsuccessful` failures count, and a success clears all starts."""
+    for outcomes in ([False, True], [False, True], [False, False]):
+        for success in outcomes:
+            one = lease_request(max_starts=UNSUCCESSFUL)
+            assert granted(store, one)
+            store.release(one, success)
+    assert store.acquire(lease_request(max_starts=UNSUCCESSFUL)).status is AcquireStatus.TOO_MANY_STARTS
+
+
+@each_count
+def test_what_is_no_start(store: LockStore, lease_request: MakeRequest, limit: MaxStarts) -> None:
+    """A request that is sent twice is one start; one that met a holder, or was never answered, is none."""
+    one = lease_request(max_starts=limit)
+    for _ in range(3):
+        assert granted(store, one)
+        assert store.acquire(lease_request(max_starts=limit)).status is AcquireStatus.HELD
+    store.release(one, success=False)
+    for _ in range(3):
+        unanswered = lease_request(max_starts=limit)
+        assert granted(store, unanswered)
+        store.release(unanswered, success=None)
+    assert granted(store, lease_request(max_starts=limit))
+
+
+def test_last_start_is_asked_for_again(backing: Backing, lease_request: MakeRequest) -> None:
+    """A request whose lock has expired meanwhile may be sent again though its own start was the last one."""
+    one = lease_request(max_starts=MaxStarts(1))
+    assert crash(backing, one) is AcquireStatus.GRANTED
+    assert granted(backing.store, one)
+
+
+def test_starts_of_lost_data(backing: Backing, lease_request: MakeRequest) -> None:
+    """A store that lost its data starts at zero."""
+    for _ in range(2):
+        crash(backing, lease_request(max_starts=CRASHED))
+    backing.lose()
+    assert granted(backing.store, lease_request(max_starts=CRASHED))
+
+
+def test_starts_and_a_hold(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release may clear the starts and leave a hold."""
+    one = lease_request(max_starts=UNSUCCESSFUL)
+    assert granted(backing.store, one)
+    backing.store.release(one, success=True, kept=Kept("held", 20.0))
+    assert [one.lock] == left(backing)
+    assert 15 < backing.lives(one.lock) <= 20

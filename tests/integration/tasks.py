@@ -25,7 +25,18 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import Holder, Raise, RetryLater, RunOnceMore, SingletonMixin, SingletonTask, Skip, Wait
+from celery_singleton_lock import (
+    Holder,
+    MaxStarts,
+    Raise,
+    RetryLater,
+    RunOnceMore,
+    SingletonMixin,
+    SingletonTask,
+    Skip,
+    TooManyStarts,
+    Wait,
+)
 from celery_singleton_lock import signals as lock_signals
 from tests.integration.recorder import Recorder
 
@@ -456,6 +467,14 @@ JOBS: dict[str, dict[str, Any]] = {
     "limit_by_plan": {"lock_limit": lambda tag: 2 if tag.endswith("paid") else 1},
     "late": {"acks_late": True, "on_duplicate": SOON},
     "comes_back": {"acks_late": True, "reject_on_worker_lost": True},
+    "throttled": {"lock_ttl": 60, "lock_at_least": 3},
+    "throttled_retry": {"lock_ttl": 60, "lock_at_least": 3, "on_duplicate": SOON},
+    "capped": {"lock_ttl": 2, "lock_at_most": 3},
+    "capped_told": {"lock_ttl": 2, "lock_at_most": 3, "on_lock_lost": "raise"},
+    "poison": {"acks_late": True, "reject_on_worker_lost": True, "max_starts": 2, "lock_ttl": 2},
+    "once": {"max_starts": 1, "lock_ttl": 60},
+    "once_limited": {"max_starts": 1, "lock_ttl": 60, "time_limit": 1},
+    "tried": {"max_starts": MaxStarts(2, per=600, count="unsuccessful"), "autoretry_for": (TooManyStarts,)},
     "store_retry": {"on_duplicate": SOON, "on_store_error": "retry"},
     "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
     "store_auto": {"on_store_error": "raise", "autoretry_for": (Exception,)},

@@ -71,6 +71,22 @@ def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_s
     assert deliveries > 1 if name == "impatient" else deliveries == 1
 
 
+@pytest.mark.parametrize("name", ["throttled", "once", "tried", "capped"])
+def test_options_cost_no_command(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
+    """A hold, counted starts and a cap cost no command more; a duplicate of a hold costs one."""
+    job = env.job(name)
+    env.get(job.apply_async((env.other_tag("warm"),), queue=queue))
+    with Monitor(own_store.url()) as monitor:
+        env.get(job.apply_async((env.tag,), queue=queue))
+        env.finish_node(queue)
+    assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
+    if name == "throttled":
+        with Monitor(own_store.url()) as monitor:
+            assert env.get(job.apply_async((env.tag,), queue=queue)) is None
+            env.finish_node(queue)
+        assert (1, 0) == (len(monitor.commands), monitor.connections), monitor.commands
+
+
 def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """A worker without leases sends no commands, and plain tasks send none."""
     with Monitor(own_store.url()) as monitor:

@@ -15,7 +15,7 @@ from celery import Celery, Task
 from celery.contrib.abortable import AbortableTask
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
+from celery_singleton_lock import ConfigurationError, MaxStarts, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
 from celery_singleton_lock.config.foreign import refuse_unknown_options
 from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
 from celery_singleton_lock.config.settings import settings_of
@@ -49,6 +49,9 @@ DEFAULTS = {
     "lock_ttl": 30.0,
     "on_lock_lost": "warn",
     "on_store_error": "retry",
+    "lock_at_least": 0.0,
+    "lock_at_most": None,
+    "max_starts": None,
 }
 #: For each option another good value for the task, and a third for the app.
 GOOD: dict[str, tuple[Any, Any]] = {
@@ -60,6 +63,9 @@ GOOD: dict[str, tuple[Any, Any]] = {
     "lock_ttl": (5, 60),
     "on_lock_lost": ("raise", "warn"),
     "on_store_error": ("run", "raise"),
+    "lock_at_least": (5, 60),
+    "lock_at_most": (5, 60),
+    "max_starts": (MaxStarts(2, count="unsuccessful"), MaxStarts(3)),
 }
 READ = {"retry": RetryLater(), "raise": Raise()}
 
@@ -138,6 +144,9 @@ def test_namespace_as_in_django() -> None:
         ("lock_ttl", 10**400),
         ("lock_ttl", "30"),
         ("lock_ttl", True),
+        *(("lock_at_least", value) for value in (-1, math.inf, math.nan, 1e17, "30", True, False)),
+        *(("lock_at_most", value) for value in (0, 0.5, -1, math.inf, math.nan, 1e17, "30", True)),
+        *(("max_starts", value) for value in (0, -1, 1.5, "3", True, MaxStarts)),
         ("on_duplicate", "ignore"),
         ("on_duplicate", 5),
         ("on_duplicate", ["skip"]),

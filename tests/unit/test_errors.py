@@ -17,6 +17,7 @@ from celery_singleton_lock import (
     SingletonError,
     StoreError,
     StoreUnavailable,
+    TooManyStarts,
 )
 from tests.unit.conftest import MakeApp
 
@@ -26,6 +27,8 @@ ERRORS = [
     SignatureError("parameter 'a'"),
     DuplicateTask("key", HOLDER),
     DuplicateTask(),
+    TooManyStarts("key", 3, "unsuccessful"),
+    TooManyStarts(),
     LockLost("key"),
     LockLost(),
     StoreError("refused"),
@@ -37,7 +40,8 @@ def same(one: BaseException, other: Any) -> None:
     assert type(one) is type(other)
     assert str(one) == str(other)
     assert getattr(one, "key", None) == getattr(other, "key", None)
-    assert getattr(one, "holder", None) == getattr(other, "holder", None)
+    for name in ("holder", "starts", "count"):
+        assert getattr(one, name, None) == getattr(other, name, None)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
@@ -77,6 +81,7 @@ def test_public_names() -> None:
     """The package exports the public names and no others."""
     expected = {
         *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
+        *("MaxStarts", "TooManyStarts"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
         *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore"),
     }

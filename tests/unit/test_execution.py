@@ -37,6 +37,7 @@ from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, replace_context
 from celery_singleton_lock.renewal import loop as loop_module
+from celery_singleton_lock.renewal import pending as pending_module
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
@@ -100,13 +101,15 @@ class Store(MemoryStore):
             self.on_outcome.pop(0)()
         super().record_outcome(wanted, success)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Any = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Any = None
+    ) -> Any:
         if self.unreachable:
             raise StoreUnavailable("unreachable")
         if self.on_release:
             self.on_release.pop(0)()
         self.released.append(wanted.token)
-        return super().release(wanted, success)
+        return super().release(wanted, success, kept=kept)
 
 
 @pytest.fixture
@@ -114,6 +117,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MovableClock:
     clock = MovableClock()
     monkeypatch.setattr(execution, "now", clock)
     monkeypatch.setattr(lease_module, "now", clock)
+    monkeypatch.setattr(pending_module, "now", clock)
     return clock
 
 

@@ -140,6 +140,19 @@ def test_delay_grows_up_to_its_bounds() -> None:
     assert 0.5 == delay_of(policy, 3, 9.5)
 
 
+@pytest.mark.parametrize("remaining", [0.5, 7.0, 1800.0])
+def test_comes_back_after_a_hold(remaining: float) -> None:
+    """A retry comes back no earlier than a hold ends, unless max_wait ends before; it then fails."""
+    held = Holder("id-1", remaining=remaining, state="held")
+    for _ in range(50):
+        decision = RetryLater(delay=5, jitter=0.2).decide(Duplicate(held))
+        assert isinstance(decision, RunLater)
+        assert max(remaining, 4) <= decision.delay <= max(remaining, 6)
+    assert RunLater(3.0) == RetryLater(delay=5, jitter=0, max_wait=3).decide(Duplicate(held))
+    running = Holder("id-1", remaining=remaining)
+    assert RunLater(5.0) == RetryLater(delay=5, jitter=0).decide(Duplicate(running))
+
+
 def test_jitter_spreads() -> None:
     """Many duplicates do not return at the same time."""
     policy = RetryLater(delay=10, jitter=0.2)

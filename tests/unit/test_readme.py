@@ -75,7 +75,7 @@ def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
     marks = (
         *(FIRST, LEASE, "lock_limit=", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store"),
-        *(PUBLISH, CALL, GROUP, "rebuild_index"),
+        *(PUBLISH, CALL, GROUP, "rebuild_index", "max_starts="),
     )
     names.run()
 
@@ -101,6 +101,18 @@ def test_first_block_is_short() -> None:
     """The first block has at most ten lines of code, and it is the first."""
     assert FIRST in BLOCKS[0]
     assert 10 >= sum(bool(line.strip()) for line in BLOCKS[0].splitlines())
+
+
+def test_max_starts(names: Names) -> None:
+    """The report fails three times, and is not tried a fourth time."""
+    names["report"] = lambda: names.calls.append(("report",)) or 1 / 0
+    names.run("max_starts=")
+    app, hourly_report = names["app"], names["hourly_report"]
+
+    with memory_store(app):
+        ends = [type(hourly_report.apply().result).__name__ for _ in range(4)]
+    assert ["ZeroDivisionError"] * 3 + ["TooManyStarts"] == ends
+    assert [("report",)] * 3 == names.calls
 
 
 def test_lease(names: Names) -> None:

@@ -56,12 +56,14 @@ class Store(MemoryStore):
             raise self.failure
         return super().acquire(wanted, timeout)
 
-    def release(self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Any = None) -> bool:
+    def release(
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Any = None
+    ) -> Any:
         self.released.append((self.clock(), wanted.token))
         self.clock.advance(min(self.release_takes, timeout or math.inf))
         if self.failure:
             raise self.failure
-        return super().release(wanted, success)
+        return super().release(wanted, success, kept=kept)
 
     def lose(self) -> None:
         """Delete every lease, as a restart without persistence does."""

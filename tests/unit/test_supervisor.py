@@ -36,11 +36,13 @@ class Store(MemoryStore):
             raise StoreUnavailable("away")
         return super().renew(claims, timeout)
 
-    def release(self, claim: LeaseRequest, success: bool, timeout: float | None = None, kept: object = None) -> bool:
+    def release(
+        self, claim: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None
+    ) -> Waiting:
         self.releases.append(claim.token)
         if self.away:
             raise StoreUnavailable("away")
-        return super().release(claim, success)
+        return super().release(claim, success, kept=kept)
 
 
 @pytest.fixture
@@ -95,9 +97,11 @@ def lease_request(token: str, ttl: float = 30.0) -> LeaseRequest:
     return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
 
 
-def accept(supervisor: Supervisor, pid: int, request: LeaseRequest, is_running: bool = True) -> None:
+def accept(
+    supervisor: Supervisor, pid: int, request: LeaseRequest, is_running: bool = True, at_most: float | None = None
+) -> None:
     """Tell the supervisor that a child has begun this delivery."""
-    supervisor.accepted(pid, replace(request, digest=""), lambda: is_running)
+    supervisor.accepted(pid, replace(request, digest=""), lambda: is_running, at_most)
 
 
 def held(store: Store, whole: LeaseRequest) -> bool:
@@ -268,7 +272,7 @@ def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: 
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 
-    def broken(one: LeaseRequest, success: bool, timeout: float | None = None, kept: object = None) -> bool:
+    def broken(one: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None) -> Waiting:
         for error in failing:
             raise error
         return release(one, success)
@@ -288,6 +292,19 @@ def test_finished_delivery_is_not_renewed(supervisor: Supervisor, store: Store, 
     accept(supervisor, fork(), lease_request("one", ttl=1.0), is_running=False)
     until(lambda: supervisor._renewer._leases == {}, timeout=2)
     assert [] == store.renewals
+
+
+def test_delivery_past_its_cap_is_not_renewed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+    """The lease of a child is renewed up to its task's `lock_at_most`, and expires then; other leases go on."""
+    one, other = lease_request("one", ttl=1.0), lease_request("other", ttl=1.0)
+    begin = time.monotonic()
+    for request, at_most in ((one, 1.5), (other, None)):
+        store.acquire(request)
+        accept(supervisor, fork(), request, at_most=at_most)
+    until(lambda: not held(store, one), timeout=4)
+    assert 1.5 <= time.monotonic() - begin < 3
+    assert any(one.token in tokens for tokens in store.renewals)
+    assert held(store, other)
 
 
 def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:

@@ -25,6 +25,7 @@ from celery_singleton_lock import (
     SingletonMixin,
     SingletonTask,
     Skip,
+    TooManyStarts,
     signals,
 )
 from celery_singleton_lock.testing import assert_free, assert_held, hold
@@ -712,7 +713,7 @@ def test_duplicate_is_in_throws(singleton: Singleton) -> None:
     @singleton(name="x", throws=(KeyError,))
     def task() -> None: ...
 
-    assert set(task.throws) == {KeyError, DuplicateTask}
+    assert set(task.throws) == {KeyError, DuplicateTask, TooManyStarts}
     assert SingletonTask.throws == Task.throws
 
 
@@ -724,7 +725,7 @@ def test_throws_however_it_is_written(singleton: Singleton, throws: Any) -> None
     def task() -> None:
         raise KeyError("mine")
 
-    expected = {DuplicateTask} | ({KeyError} if throws else set())
+    expected = {DuplicateTask, TooManyStarts} | ({KeyError} if throws else set())
     assert expected == set(task.throws)
 
 

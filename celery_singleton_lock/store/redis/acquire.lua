@@ -1,12 +1,13 @@
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
--- KEYS  1 lock: hash of the holder's token, task, node, pid, since (ms), fence; `state` unless a body runs; `redelivered` once its task id came again; `line` if deliveries wait in line
+-- KEYS  1 lock: hash of the holder's token (empty in a hold), task, node, pid, since (ms), fence; `state` unless a body runs;
+--         `redelivered` once its task id came again; `line` if messages wait in line
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
 --       6 revoked: sorted set of token -> time (ms) until which it counts as revoked
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice
--- Returns {'granted', fence} | {'held', task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'}
+-- Returns {'granted', fence} | {'held', task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
@@ -25,6 +26,7 @@ if owner and owner ~= ARGV[1] then
   owner = nil
 end
 if not owner then
+--@starts
   local number = math.max((redis.call('GET', KEYS[4]) or 0) + 1, time[1] * 1000000 + time[2])
   fence = string.format('%.0f', number)
   redis.call('SET', KEYS[4], fence)

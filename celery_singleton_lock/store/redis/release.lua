@@ -3,6 +3,7 @@
 -- KEYS  1 lock, or the attempt key again where only the token is known   2 attempt   3 completed (see acquire.lua)
 -- ARGV  1 token   2 how long (ms) a waiting redelivery waits for the outcome   3 '1' after a success
 -- Returns 1 if a redelivery waits for the outcome, plus 2 if the line waits, or 0
+--@starts
 local lock, finishing = KEYS[1], 'finishing:' .. ARGV[1]
 if lock == KEYS[2] then lock = redis.call('GET', KEYS[2]) end
 local holder = lock and redis.call('HMGET', lock, 'token', 'redelivered', 'line') or {}

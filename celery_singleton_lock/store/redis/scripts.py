@@ -35,9 +35,11 @@ def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
         for kind, listed in _DECLARED.findall(body.partition("\n")[0]):
             names[kind] += listed.split(", ")
         text = text.replace(f"--@{part}\n", body)
+    comment, _, code = text.partition("\n")  # the first line may be a directive, which has to stay the first
     for kind, found in names.items():
         for place, name in enumerate(found):
-            text = f"local {name} = {kind}[#{kind} - {len(found) - place - 1}] {text}"
+            code = f"local {name} = {kind}[#{kind} - {len(found) - place - 1}] {code}"
+    text = f"{comment}\n{code}"
     return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 

@@ -65,9 +65,9 @@ class RedisStore:
         return RenewResult(answer), bool(done)
 
     def release(
-        self, wanted: LeaseRequest, success: bool, timeout: float | None = None, kept: Kept | None = None
+        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Waiting:
-        return Waiting(self._run(_release_call(wanted, "1" if success else "", kept), timeout))
+        return Waiting(self._run(_release_call(wanted, success, kept), timeout))
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         line, waiting, _ = line_keys(wanted.base, wanted.digest)
@@ -144,6 +144,9 @@ def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
         parts += [Part("limit", (wanted.slots,), (str(wanted.limit),)), Part("slot")]
     if wanted.queued:
         parts.append(Part("queued"))
+    if wanted.max_starts is not None:
+        limit = wanted.max_starts
+        parts.append(Part("starts", (wanted.starts,), (str(limit.n), _ms(limit.per))))
     if wanted.place:
         parts += _line_parts(wanted, wanted.place)
     return parts
@@ -161,10 +164,12 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, ...]:
     return (line,) if wanted.queued else (line, Part("started"))
 
 
-def _release_call(wanted: LeaseRequest, success: str, kept: Kept | None) -> ScriptCall:
+def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None) -> ScriptCall:
     keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    parts = (Part("kept", (), (kept.token, kept.state, _ms(kept.ttl))),) if kept else ()
-    return _call("release", keys, (wanted.token, _ms(wanted.ttl), success), parts)
+    parts = [Part("kept", (), (kept.token, kept.state, _ms(kept.ttl)))] if kept else []
+    if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
+        parts.append(Part("starts", (wanted.starts,), (ended,)))
+    return _call("release", keys, (wanted.token, _ms(wanted.ttl), "1" if success else ""), parts)
 
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
