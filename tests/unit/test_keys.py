@@ -675,7 +675,7 @@ def named_only(account: Any, kind: str = "full") -> None: ...
         (functools.partial(lambda acount, account: "k", account=1), "'acount'"),
         (Keys.method, "staticmethod"),
         (lambda cls, account: "k", "staticmethod"),
-        ("{}".format, "function"),
+        (max, "function"),
     ],
 )
 def test_callable_that_cannot_fit(lock_key: Any, word: str) -> None:
