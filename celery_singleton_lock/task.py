@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from celery._state import get_current_task
 from celery.app.task import Task
-from celery.exceptions import TaskPredicate
 
 from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
@@ -18,7 +16,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.worker.execution import EXECUTION, connect, run_locked
+from celery_singleton_lock.worker.guard import defined_in, install
+from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class
 
 
@@ -94,13 +93,13 @@ class SingletonMixin:
         """
         bound = super().bind(app)  # type: ignore[misc]
         # `Celery.register_task` names a task without a name after this call. A base class without `run` is no task.
-        is_task = cls.name or _defined_in(cls, "run") is not Task
+        is_task = cls.name or defined_in(cls, "run") is not Task
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if is_task and not name.startswith("celery.") and cls.singleton is not False:
             check_class(cls, name)
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = (*throws, *(error for error in (DuplicateTask, TooManyStarts) if error not in throws))
-            _install(cls)
+            install(cls)
             # By name, as a publisher should not import it.
             app.steps["worker"].add("celery_singleton_lock.worker.bootstep:SingletonStep")
             connect()
@@ -182,63 +181,3 @@ def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
     given = options.pop("lock_options")
     if given is not None:
         options["headers"] = headers_with(task, options.get("headers"), given)
-
-
-def _install(cls: Any) -> None:
-    """Put the lock around `__call__` and `before_start`, even where a subclass overrides them without ``super()``."""
-    if not getattr(cls.__dict__.get("__call__"), "_singleton", False):
-        cls.__call__ = _guarded(cls)
-    if _defined_in(cls, "before_start") is not Task and not hasattr(cls.__dict__.get("before_start"), "_singleton"):
-        cls.before_start = _inside(cls.before_start)
-
-
-def _defined_in(cls: Any, name: str) -> Any:
-    return next(base for base in cls.__mro__ if name in vars(base))
-
-
-def _guarded(cls: Any) -> Any:
-    """Return what the tracer calls: it runs the body under the lock, unless user code calls it."""
-    original = getattr(cls.__call__, "_original", None if _defined_in(cls, "__call__") is Task else cls.__call__)
-
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        request = self.request_stack.top
-        call = original or Task.__call__
-        # A task may share its stack of requests with a base class, whose body calls it. Names are compared, as New Relic makes
-        # a proxy of the task the current one.
-        current = get_current_task()
-        is_of_another = current is not None and current.name != self.name
-        if request is None or request.called_directly or is_of_another or hasattr(request, EXECUTION):
-            return call(self, *args, **kwargs)
-
-        has_begun = False
-
-        def body() -> Any:
-            nonlocal has_begun
-            has_begun = True
-            self.before_start(request.id, args, kwargs)
-            if original is not None:
-                return original(self, *args, **kwargs)
-            request._protected = 1  # as `celery.app.trace._install_stack_protection` (5.7): further calls are direct
-            return self.run(*args, **kwargs)
-
-        try:
-            return run_locked(self, request, args, kwargs, body)
-        except TaskPredicate as answer:
-            if has_begun:
-                raise
-            raise answer.with_traceback(None)  # noqa: B904 - the tracer spends 0.1 to 0.2 ms on each frame
-
-    guarded._singleton = True  # type: ignore[attr-defined]
-    guarded._original = original  # type: ignore[attr-defined]
-    return guarded
-
-
-def _inside(original: Any) -> Any:
-    """Return a `before_start` that does nothing when the tracer calls it, before the lock is acquired."""
-
-    def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        if hasattr(self.request_stack.top, EXECUTION):
-            original(self, task_id, args, kwargs)
-
-    before_start._singleton = True  # type: ignore[attr-defined]
-    return before_start

@@ -1,13 +1,11 @@
-"""What happens around a body: acquire, renew, run, release; and at `task_postrun`, whatever is left to do."""
+"""What happens around a body: acquire, renew, run, release."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery.exceptions import Retry
-from celery.signals import task_postrun
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
@@ -18,42 +16,17 @@ from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
-from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
-from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.reservation import kept_for_retry
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Kept, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
-from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, wake
+from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
+from celery_singleton_lock.worker.release import EXECUTION, Execution, release
 from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of, retry_state_of
 
 Body = Callable[[], Any]
-
-#: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
-EXECUTION = "_singleton_execution"
-
-
-class Execution:
-    """What is known of one delivery's lock, until `task_postrun`."""
-
-    __slots__ = ("context", "lease", "pending", "state")
-
-    def __init__(self) -> None:
-        self.lease = Lease("")  # what the body sees
-        self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
-        self.context: ProcessContext
-        self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
-
-    def __reduce__(self) -> tuple[type[Execution], tuple[()]]:
-        """Make copies and pickles empty: a copied request has nothing to release, and no token."""
-        return Execution, ()
-
-
-def connect() -> None:
-    """Have `after_run` called after each task; connecting again has no effect."""
-    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
 
 
 def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
@@ -110,7 +83,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     forget_retry_state(request)
     if options.lock_until == "start":
-        _release(execution, state, success=False)
+        release(execution, state, success=False)
         execution.lease = Lease(wanted.lock)
         return body()
     execution.lease = Lease(wanted.lock, state)
@@ -155,7 +128,7 @@ def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body:
         kept = kept_for_retry(state.task, config, state.task.request, state.request, retry)
         raise
     finally:
-        _release(execution, state, success, kept)
+        release(execution, state, success, kept)
 
 
 def _run_interruptible(state: LeaseState, body: Body) -> Any:
@@ -169,59 +142,3 @@ def _run_interruptible(state: LeaseState, body: Body) -> Any:
     except LockLost as error:
         error.args = error.args or (state.request.lock,)  # CPython's asynchronous exceptions come without arguments
         raise
-
-
-def _release(execution: Execution, state: LeaseState, success: bool, kept: Kept | None = None) -> None:
-    """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
-    request, renewer = state.request, execution.context.renewer
-    if request.pid != os.getpid():  # a process that the body forked owns nothing
-        return
-    state.ended = True
-    renewer.remove(state)
-    pending = PendingRelease(
-        request, success, kept=kept, held_until=state.held_until if success and not state.lost else 0.0
-    )
-    # The start of a revoked lease has ended, too.
-    state.unreleased = state.unreleased or request.max_starts is not None
-    if state.unreleased:
-        try:
-            pending.send(execution.context.store)
-        except StoreError as error:
-            logger.warning(
-                "Task %s[%s] could not release its lock %s: %s", state.task.name, request.task_id, request.lock, error
-            )
-            send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
-        else:
-            if not state.lost:
-                send(signals.lock_released, state.task, lease=execution.lease)
-            if pending.line_waits:
-                wake(state.task, execution.context.store, request)
-    if state.reacquired or (state.unreleased and not pending.confirmed):
-        execution.pending = pending
-        renewer.release_later(pending)
-    state.unreleased = False
-
-
-def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
-    """At `task_postrun`: release what an exception in the wrong moment left, and record the outcome for a redelivery.
-
-    Arguments:
-        sender: the task.
-        state: how it ended, as the tracer knows it.
-    """
-    request = getattr(getattr(sender, "request_stack", None), "top", None)
-    execution: Execution | None = getattr(request, EXECUTION, None)
-    if execution is None or execution.state is None:
-        return
-    context, lease = execution.context, execution.state
-    if lease.unreleased and lease.deadline:
-        _release(execution, lease, success=False)
-    elif lease.unreleased:  # nobody knows whether the store has granted it
-        context.renewer.release_later(PendingRelease(lease.request, None, outcome=False), unanswered=True)
-    if (pending := execution.pending) is not None:
-        pending.outcome = state == "SUCCESS"
-        if pending.redelivery_waits:
-            try:
-                pending.send(context.store)
-            except StoreError as error:  # the renewal thread tries again
-                logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)

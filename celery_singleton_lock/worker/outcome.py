@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, NoReturn
 
-import celery
-from celery.exceptions import Ignore, Reject, Retry
-from celery.states import SUCCESS
-from kombu.exceptions import OperationalError
+from celery.exceptions import Ignore
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
@@ -16,21 +12,18 @@ from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, Stor
 from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.policies import Policy, RetryLater, Skip, as_policy
+from celery_singleton_lock.policies import Policy, Skip, as_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore, Place
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import delivery_of
-from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
+from celery_singleton_lock.worker.destination import goes_to_several_queues
+from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
 from celery_singleton_lock.worker.republish import (
-    RetryState,
     ignores_result,
     is_redelivered,
     retry_state_of,
-    signature_of,
 )
-
-FIRST_REDELIVERY_CHECK = 0.2  # seconds
 
 
 def handle_duplicate(
@@ -55,13 +48,13 @@ def handle_duplicate(
             logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
             raise Ignore("another worker runs this broadcast task")
         if holder.state != "held" or is_redelivered(request):  # else a user has used a task id twice
-            _check_redelivery_later(task, request, options, error)
+            check_redelivery_later(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
     send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, Enqueue):
         return decision
     if isinstance(decision, RunLater):
-        _run_later(task, request, decision.delay, error, wanted.place)
+        run_later(task, request, decision.delay, error, wanted.place)
     if wanted.place and wanted.place.ticket:
         store.leave(wanted, wanted.place.ticket)
     if isinstance(decision, SkipRun):
@@ -119,9 +112,9 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
     if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error
     if reaction == "retry":
-        _, decision = decide(task, request, _retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
+        _, decision = decide(task, request, retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
-            _run_later(task, request, decision.delay, error, wanted.place)
+            run_later(task, request, decision.delay, error, wanted.place)
         raise error
 
 
@@ -142,10 +135,6 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
             f"task {task.name}: on_duplicate returned {answer!r} with lock_limit: a line has one holder"
         )
     return policy
-
-
-def _retry_policy_of(options: Options) -> RetryLater:
-    return options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
 
 
 def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
@@ -184,72 +173,3 @@ def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> A
         except Exception as failure:  # the task is stored as done, so it must not fail now
             logger.warning("Task %s[%s]: no event could be sent: %s", task.name, request.id, failure)
     raise Ignore("skipped as a duplicate")
-
-
-def _run_later(task: Any, request: Any, delay: float, error: Exception, place: Place | None = None) -> NoReturn:
-    """Publish the message again and raise `Retry`. Raise `Reject` or the given error if that fails."""
-    delay, state = shortened(task.app, delay), retry_state_of(request)
-    ticket, copy = (place.ticket, place.copy) if place else ("", 0.0)
-    signature = signature_of(
-        task, request, delay, RetryState(state.times + 1, state.waited + delay, ticket=ticket, copy=copy)
-    )
-    is_stored = _mark_as_retry(task, request, error)
-    try:
-        signature.apply_async()
-    except Exception as failure:
-        # The broker is unreachable. After any other failure the message would come back for ever.
-        if task.acks_late and isinstance(failure, (OperationalError, OSError)):
-            raise Reject(failure, requeue=True) from failure
-        raise error from failure
-    if is_stored:
-        request.ignore_result = True  # keeps the tracer from storing RETRY once more
-    logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
-    raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
-
-
-def _mark_as_retry(task: Any, request: Any, error: Exception) -> bool:
-    """Store the state RETRY before the message is published; tell whether that is done.
-
-    Celery's tracer stores it afterwards, which could overwrite the FAILURE or REVOKED of a message that comes back quickly. The
-    tracer does not store it for a request that ignores its result (5.7).
-    """
-    if celery.VERSION < (5, 7) or ignores_result(task, request) or task.store_errors_even_if_ignored:
-        return False
-    try:
-        task.backend.mark_as_retry(request.id, error, request=request)
-    except Exception as failure:  # publishing the message matters more
-        logger.warning("Task %s[%s]: its state RETRY could not be stored: %s", task.name, request.id, failure)
-        return False
-    return True
-
-
-def _check_redelivery_later(task: Any, request: Any, options: Options, error: DuplicateTask) -> NoReturn:
-    """Publish a redelivered message again while its other delivery runs, store nothing, and raise `Ignore` or `Reject`."""
-    state = retry_state_of(request)
-    delay = FIRST_REDELIVERY_CHECK * 2 ** min(state.redelivery_checks, 64)
-    delay = min(delay, max(_retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK))
-    if error.holder.state == "held":
-        if _has_succeeded(task, request):
-            logger.info("Task %s[%s] dropped: another delivery of it succeeded: %s", task.name, request.id, error)
-            raise Ignore("another delivery of this task succeeded")
-        delay = max(delay, error.holder.remaining)
-    delay = shortened(task.app, delay)
-    logger.info("Task %s[%s] redelivered while another delivery of it runs: %s", task.name, request.id, error)
-    try:
-        checked = state._replace(redelivery_checks=state.redelivery_checks + 1)
-        signature_of(task, request, delay, checked).apply_async()
-    except Exception as failure:
-        if task.acks_late:
-            time.sleep(FIRST_REDELIVERY_CHECK)  # the broker delivers it again at once
-            raise Reject(failure, requeue=True) from failure
-        logger.error("Task %s[%s]: this redelivery of it is lost: %s", task.name, request.id, failure)
-    raise Ignore("another delivery of this task is running")
-
-
-def _has_succeeded(task: Any, request: Any) -> bool:
-    """Tell whether the result of another delivery is stored. A worker may have died between its release and that."""
-    try:
-        return bool(task.backend.get_state(request.id) == SUCCESS)
-    except Exception as failure:  # there may be no backend, or none that a worker can ask
-        logger.debug("Task %s[%s]: its state is not known: %s", task.name, request.id, failure)
-        return False

@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant(
         "a script that the store has forgotten is sent again",
         "store/redis/store.py",
-        '            return self._pool.execute(Command("EVAL", text, *words.texts), deadline, once)',
+        '            return self._pool.execute(Command("EVAL", call.script, *call.texts), deadline, once)',
         "            from celery_singleton_lock.errors import StoreUnavailable\n\n"
         '            raise StoreUnavailable("forgotten") from None',  # a worker starts nevertheless
         "test_store_faults.py::test_nothing_lost[prefork-SCRIPT FLUSH]",
@@ -253,7 +253,7 @@ MUTANTS = (
     ),
     Mutant(
         "release when the body is over",
-        "worker/execution.py",
+        "worker/release.py",
         "    state.ended = True\n    renewer.remove(state)\n",
         "    return\n",
         "test_early_ends.py::test_body_leaves",
@@ -269,7 +269,7 @@ MUTANTS = (
     ),
     Mutant(
         "a release that failed is repeated",
-        "worker/execution.py",
+        "worker/release.py",
         "    if state.reacquired or (state.unreleased and not pending.confirmed):\n",
         "    if False:\n",
         "test_store_faults.py::test_body_ends_while_the_store_is_away",
@@ -277,7 +277,7 @@ MUTANTS = (
     ),
     Mutant(
         "what an unanswered acquire got is released",
-        "worker/execution.py",
+        "worker/release.py",
         "    elif lease.unreleased:  # nobody knows whether the store has granted it\n",
         "    elif False:\n",
         "test_store_faults.py::test_stopped_for_three_ttl",
@@ -285,7 +285,7 @@ MUTANTS = (
     ),
     Mutant(
         "a forked process owns nothing",
-        "worker/execution.py",
+        "worker/release.py",
         "    if request.pid != os.getpid():",
         "    if False:",
         "test_forks_and_nesting.py::test_fork_in_a_body[fork-through]",

@@ -14,7 +14,7 @@ from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.store.protocol import LeaseRequest
-from celery_singleton_lock.worker.execution import EXECUTION, Execution
+from celery_singleton_lock.worker.release import EXECUTION, Execution
 from tests.unit.conftest import Clock
 
 REQUEST = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())

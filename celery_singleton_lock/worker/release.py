@@ -1,0 +1,98 @@
+"""How one delivery's lock ends: released when the body is over; at `task_postrun`, whatever is left to do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery.signals import task_postrun
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.events import send
+from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.renewal.pending import PendingRelease
+from celery_singleton_lock.store.protocol import Kept
+from celery_singleton_lock.worker.line import wake
+
+#: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
+EXECUTION = "_singleton_execution"
+
+
+class Execution:
+    """What is known of one delivery's lock, until `task_postrun`."""
+
+    __slots__ = ("context", "lease", "pending", "state")
+
+    def __init__(self) -> None:
+        self.lease = Lease("")  # what the body sees
+        self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
+        self.context: ProcessContext
+        self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
+
+    def __reduce__(self) -> tuple[type[Execution], tuple[()]]:
+        """Make copies and pickles empty: a copied request has nothing to release, and no token."""
+        return Execution, ()
+
+
+def connect() -> None:
+    """Have `after_run` called after each task; connecting again has no effect."""
+    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
+
+
+def release(execution: Execution, state: LeaseState, success: bool, kept: Kept | None = None) -> None:
+    """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
+    request, renewer = state.request, execution.context.renewer
+    if request.pid != os.getpid():  # a process that the body forked owns nothing
+        return
+    state.ended = True
+    renewer.remove(state)
+    pending = PendingRelease(
+        request, success, kept=kept, held_until=state.held_until if success and not state.lost else 0.0
+    )
+    # The start of a revoked lease has ended, too.
+    state.unreleased = state.unreleased or request.max_starts is not None
+    if state.unreleased:
+        try:
+            pending.send(execution.context.store)
+        except StoreError as error:
+            logger.warning(
+                "Task %s[%s] could not release its lock %s: %s", state.task.name, request.task_id, request.lock, error
+            )
+            send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
+        else:
+            if not state.lost:
+                send(signals.lock_released, state.task, lease=execution.lease)
+            if pending.line_waits:
+                wake(state.task, execution.context.store, request)
+    if state.reacquired or (state.unreleased and not pending.confirmed):
+        execution.pending = pending
+        renewer.release_later(pending)
+    state.unreleased = False
+
+
+def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
+    """At `task_postrun`: release what an exception in the wrong moment left, and record the outcome for a redelivery.
+
+    Arguments:
+        sender: the task.
+        state: how it ended, as the tracer knows it.
+    """
+    request = getattr(getattr(sender, "request_stack", None), "top", None)
+    execution: Execution | None = getattr(request, EXECUTION, None)
+    if execution is None or execution.state is None:
+        return
+    context, lease = execution.context, execution.state
+    if lease.unreleased and lease.deadline:
+        release(execution, lease, success=False)
+    elif lease.unreleased:  # nobody knows whether the store has granted it
+        context.renewer.release_later(PendingRelease(lease.request, None, outcome=False), unanswered=True)
+    if (pending := execution.pending) is not None:
+        pending.outcome = state == "SUCCESS"
+        if pending.redelivery_waits:
+            try:
+                pending.send(context.store)
+            except StoreError as error:  # the renewal thread tries again
+                logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)
