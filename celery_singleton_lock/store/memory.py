@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store import protocol
-from celery_singleton_lock.store.memory_line import Line
+from celery_singleton_lock.store.memory_records import Record, Records
 from celery_singleton_lock.store.protocol import (
     AcquireResult,
     AcquireStatus,
@@ -26,33 +23,8 @@ from celery_singleton_lock.store.protocol import (
 RELEASES_PER_CLEANUP = 1000
 
 
-@dataclass
-class _Record:
-    """A lock, or a note whose text is its `token`."""
-
-    token: str
-    expires: float
-    since: float = 0.0
-    task_id: str = ""
-    node: str = ""
-    pid: int = 0
-    redelivered: bool = False
-    fence: int = 0
-    state: str = "running"
-    woken: bool = False  # reserved for a head of the line whose message was published
-    starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
-
-
-class MemoryStore:
+class MemoryStore(Records):
     """The `LockStore` verbs over a dict."""
-
-    def __init__(self, clock: Callable[[], float] = now) -> None:
-        self._clock = clock
-        self._mutex = native_lock()
-        self._records: dict[str, _Record] = {}
-        self._releases = 0
-        self._lines: dict[str, Line] = {}
-        self._used: dict[str, dict[str, tuple[float, str]]] = {}
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         with self._mutex:
@@ -78,19 +50,7 @@ class MemoryStore:
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
 
-    def _start(self, wanted: LeaseRequest) -> bool:
-        """Note a start if it is counted; return False if there were too many."""
-        limit = wanted.max_starts
-        if limit is None:
-            return True
-        time = self._clock()
-        starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
-        if len(starts) >= limit.n and wanted.token not in starts:
-            return False
-        self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
-        return True
-
-    def _in_line(self, wanted: LeaseRequest, place: Place, record: _Record | None) -> AcquireResult | None:
+    def _in_line(self, wanted: LeaseRequest, place: Place, record: Record | None) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
         line = self._line(wanted)
         refused = line.refused(place)
@@ -115,10 +75,6 @@ class MemoryStore:
         holder = self._holder(record) or Holder(task_id, state="queued")
         return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting)
 
-    def _line(self, wanted: LeaseRequest) -> Line:
-        used = self._used.setdefault(wanted.base, {})
-        return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
-
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
             record = self._find(wanted.lock)
@@ -135,27 +91,12 @@ class MemoryStore:
         with self._mutex:
             self._line(wanted).use(ticket, "")
 
-    def _choose_slot(self, wanted: LeaseRequest) -> int:
-        """Return the slot that a request concerns, as `acquire_limit.lua` does."""
-        held = self._held_slots(wanted.slot_lock(0))
-        for slot, record in sorted(held.items(), key=lambda item: item[1].token != wanted.token):
-            if record.token == wanted.token or record.task_id == wanted.task_id:
-                return slot
-        if len(held) >= wanted.limit:
-            return min(held, key=lambda slot: held[slot].fence)
-        return next(slot for slot in range(wanted.limit) if slot not in held)
-
-    def _held_slots(self, lock: str) -> dict[int, _Record]:
-        """Return the records of all held slots, of which this lock is the first."""
-        keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
-        return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
-
     def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
         record = self._find(lock)
         if record is None:
             fence = self._note_fence(wanted.base, lock, wanted.ttl, fence)
-            record = _Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
+            record = Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
             record.state = "queued" if wanted.queued else record.state
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
@@ -165,7 +106,7 @@ class MemoryStore:
 
     def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
         """Store the fence of a grant, a new one if none is given, and return it."""
-        last = self._records.get(f"{base}:fence", _Record("", 0)).fence
+        last = self._records.get(f"{base}:fence", Record("", 0)).fence
         if fence is None:
             fence = max(last + 1, int(self._clock() * 1e6))
         self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
@@ -219,26 +160,13 @@ class MemoryStore:
                 self._records.pop(wanted.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
-                    self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
+                    self._clean_up()
                 waits = record.redelivered and bool(success)
             else:  # lost, or released before: the redelivery waits for another TTL
                 waits = completed is not None and completed.token == finishing
             if waits:
                 self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
             return line_waits | (Waiting.REDELIVERY if waits else Waiting.NOBODY)
-
-    def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
-        """Forget the starts that count no more."""
-        if not (ended := wanted.ended_starts(success)):
-            return
-        starts = self._starts_of(wanted)
-        starts.pop(wanted.token, None)
-        if ended == "all" or not starts:
-            self._records.pop(wanted.starts, None)
-
-    def _starts_of(self, wanted: LeaseRequest) -> dict[str, float]:
-        found = self._find(wanted.starts)
-        return (found.starts if found else None) or {}
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
@@ -272,22 +200,3 @@ class MemoryStore:
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
-
-    def _lock_of(self, wanted: LeaseRequest) -> str:
-        if not wanted.by_token:
-            return wanted.lock
-        attempt = self._find(wanted.attempt)
-        return attempt.token if attempt else ""
-
-    def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
-        self._records[key] = _Record(token, self._clock() + ttl, **fields)
-
-    def _find(self, key: str) -> _Record | None:
-        record = self._records.get(key)
-        return record if record and record.expires > self._clock() else None
-
-    def _holder(self, record: _Record | None) -> Holder | None:
-        if record is None:
-            return None
-        age, remaining = self._clock() - record.since, record.expires - self._clock()
-        return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence, record.state)

@@ -1,9 +1,9 @@
 """Messages that wait in line for a lock.
 
 The line in the store has what starts a message at once: the holder's end publishes it. The broker keeps the promise that the
-message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`. A copy never runs the body.
-If it is its message's turn, it publishes the message; otherwise it is followed by the next copy. It is dropped once the message
-has started. Message, copies and place in line have the same ticket.
+message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`, or each minute if that is
+shorter. A copy never runs the body. If it is its message's turn, it publishes the message; otherwise it is followed by the next
+copy. It is dropped once the message has started. Message, copies and place in line have the same ticket.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _json: Any = json  # untyped in Kombu
 
 #: Longest text of a message in the line. A longer one is started by its delayed copy.
 MAX_MESSAGE = 64 * 1024
+#: Longest time, in seconds, after which the next copy of a waiting message comes.
+LONGEST_COPY_DELAY = 60.0
 
 
 def place_of(state: RetryState, policy: Any) -> Place | None:
@@ -56,7 +58,7 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
     """
     state = retry_state_of(request)
     state = state._replace(ticket=state.ticket or os.urandom(8).hex(), stands_for="", ignore_result=False)
-    delay, following = shortened(task.app, wanted.ttl), state.copy + 1 + random.random()
+    delay, following = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY)), state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
         waited=state.waited + delay,

@@ -1,0 +1,113 @@
+"""What a store in memory keeps: records that expire, and the lines, slots and starts of signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.native import native_lock
+from celery_singleton_lock.store.memory_line import Line
+from celery_singleton_lock.store.protocol import LeaseRequest
+
+
+@dataclass
+class Record:
+    """A lock, or a note whose text is its `token`."""
+
+    token: str
+    expires: float
+    since: float = 0.0
+    task_id: str = ""
+    node: str = ""
+    pid: int = 0
+    redelivered: bool = False
+    fence: int = 0
+    state: str = "running"
+    woken: bool = False  # reserved for a head of the line whose message was published
+    starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
+
+
+class Records:
+    """The data of a store, and how it is found. Methods are called with the mutex held."""
+
+    def __init__(self, clock: Callable[[], float] = now) -> None:
+        self._clock = clock
+        self._mutex = native_lock()
+        self._records: dict[str, Record] = {}
+        self._releases = 0
+        self._lines: dict[str, Line] = {}
+        self._used: dict[str, dict[str, tuple[float, str]]] = {}
+
+    def _clean_up(self) -> None:
+        """Remove what has expired, and lines in which nobody waits."""
+        self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
+        self._lines = {key: line for key, line in self._lines.items() if line.waiting}
+        for used in self._used.values():
+            for ticket in [ticket for ticket, (until, _) in used.items() if until <= self._clock()]:
+                del used[ticket]
+
+    def _start(self, wanted: LeaseRequest) -> bool:
+        """Note a start if it is counted; return False if there were too many."""
+        limit = wanted.max_starts
+        if limit is None:
+            return True
+        time = self._clock()
+        starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
+        if len(starts) >= limit.n and wanted.token not in starts:
+            return False
+        self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
+        return True
+
+    def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
+        """Forget the starts that count no more."""
+        if not (ended := wanted.ended_starts(success)):
+            return
+        starts = self._starts_of(wanted)
+        starts.pop(wanted.token, None)
+        if ended == "all" or not starts:
+            self._records.pop(wanted.starts, None)
+
+    def _starts_of(self, wanted: LeaseRequest) -> dict[str, float]:
+        found = self._find(wanted.starts)
+        return (found.starts if found else None) or {}
+
+    def _line(self, wanted: LeaseRequest) -> Line:
+        used = self._used.setdefault(wanted.base, {})
+        return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
+
+    def _choose_slot(self, wanted: LeaseRequest) -> int:
+        """Return the slot that a request concerns, as `acquire_limit.lua` does."""
+        held = self._held_slots(wanted.slot_lock(0))
+        for slot, record in sorted(held.items(), key=lambda item: item[1].token != wanted.token):
+            if record.token == wanted.token or record.task_id == wanted.task_id:
+                return slot
+        if len(held) >= wanted.limit:
+            return min(held, key=lambda slot: held[slot].fence)
+        return next(slot for slot in range(wanted.limit) if slot not in held)
+
+    def _held_slots(self, lock: str) -> dict[int, Record]:
+        """Return the records of all held slots, of which this lock is the first."""
+        keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
+        return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
+
+    def _lock_of(self, wanted: LeaseRequest) -> str:
+        if not wanted.by_token:
+            return wanted.lock
+        attempt = self._find(wanted.attempt)
+        return attempt.token if attempt else ""
+
+    def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
+        self._records[key] = Record(token, self._clock() + ttl, **fields)
+
+    def _find(self, key: str) -> Record | None:
+        record = self._records.get(key)
+        return record if record and record.expires > self._clock() else None
+
+    def _holder(self, record: Record | None) -> Holder | None:
+        if record is None:
+            return None
+        age, remaining = self._clock() - record.since, record.expires - self._clock()
+        return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence, record.state)
