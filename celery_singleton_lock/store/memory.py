@@ -187,7 +187,8 @@ class MemoryStore(Records):
             record = self._find(lock)
             if record:
                 ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
-                self._put(f"{base}:revoked:{record.token}", "", ttl)
+                if record.state == "running":
+                    self._put(f"{base}:revoked:{record.token}", "", ttl)
                 self._note_fence(base, lock, ttl)
                 del self._records[lock]
             return self._holder(record)

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
+from celery.utils.time import maybe_iso8601
+from kombu.exceptions import OperationalError
 from kombu.utils import json
 
 from celery_singleton_lock.config.task_config import TaskConfig
@@ -53,26 +56,34 @@ def place_of(state: RetryState, policy: Any) -> Place | None:
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The copy has a task id of its own and stores no result. With `task_track_started`, Celery stores STARTED for every delivery,
-    which would overwrite what the message has stored when the copy comes.
+    The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
+    every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
-    state = state._replace(ticket=state.ticket or os.urandom(8).hex(), stands_for="", ignore_result=False)
+    state = state._replace(ticket=state.ticket or os.urandom(8).hex())
     delay, following = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY)), state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
         waited=state.waited + delay,
         stands_for=request.id,
         ignore_result=ignores_result(task, request),
+        expires=request.expires,
     )
-    signature_of(task, request, delay, copied).set(task_id=uuid(), ignore_result=True).apply_async()
+    try:
+        copy = signature_of(task, request, delay, copied)
+        copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
+    except Exception as failure:
+        if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
+            raise Reject(failure, requeue=True) from failure
+        raise
     message = _text(_started_by(task, request, state))
     return Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
     """Return the signature that publishes the message itself, with a number of its own: that of no delayed copy."""
-    return signature_of(task, request, None, state._replace(copy=state.copy + 0.5, stands_for="", ignore_result=False))
+    own = state._replace(copy=state.copy + 0.5, stands_for="", ignore_result=False, expires=None)
+    return signature_of(task, request, None, own)
 
 
 def handle_copy(
@@ -84,13 +95,13 @@ def handle_copy(
         Ignore, Reject: always: the end of this delivery, as Celery's tracer expects it.
     """
     state = retry_state_of(request)
-    request.id, request.ignore_result = state.stands_for, state.ignore_result
+    request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
     wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
     wanted.place = Place(state.ticket, state.copy)
     try:
         result = store.acquire(wanted)
-        if result.status is AcquireStatus.HELD and not _runs(request, result):
+        if result.status is AcquireStatus.HELD and not _runs(request, result) and not _has_expired(state):
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
@@ -98,6 +109,10 @@ def handle_copy(
                 result = store.acquire(wanted)
     except StoreError as error:  # the message does what `on_store_error` says
         logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)
+    except (Reject, Ignore):
+        raise
+    except Exception as failure:
+        _fail(task, request, wanted, store, failure)
     else:
         goes_on = wanted.place.room and result.is_waiting
         if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
@@ -111,6 +126,12 @@ def _runs(request: Any, result: AcquireResult) -> bool:
     return holder is not None and holder.task_id == request.id and holder.state == "running"
 
 
+def _has_expired(state: RetryState) -> bool:
+    """Tell whether the message has expired: the worker that receives it stores REVOKED then."""
+    expires = maybe_iso8601(state.expires) if state.expires else None
+    return expires is not None and expires.timestamp() <= time.time()
+
+
 def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
     """Publish the message that a delayed copy stands for, and end the copy."""
     try:
@@ -118,11 +139,19 @@ def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockS
     except Exception as failure:
         if task.acks_late:
             raise Reject(failure, requeue=True) from failure
-        logger.error("Task %s[%s] waited in line and could not be published: %s", task.name, request.id, failure)
-        if wanted.place:
-            store.leave(wanted, wanted.place.ticket)
-        task.backend.mark_as_failure(request.id, failure, request=request)
+        _fail(task, request, wanted, store, failure)
     raise Ignore("published the message that waited in line")
+
+
+def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> NoReturn:
+    """Store FAILURE for a message that nobody would publish any more."""
+    logger.error("Task %s[%s] waited in line and could not be published: %s", task.name, request.id, failure)
+    task.backend.mark_as_failure(request.id, failure, request=request)
+    try:
+        store.leave(wanted, retry_state_of(request).ticket)
+    except StoreError as error:
+        logger.warning("Task %s[%s] could not leave the line: %s", task.name, request.id, error)
+    raise Ignore("the message that waited in line has failed")
 
 
 def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:
@@ -144,5 +173,8 @@ def _text(signature: Any) -> str:
         return ""
     queue = options.get("queue")
     options["queue"] = getattr(queue, "name", queue)
-    text: str = _json.dumps({**signature, "options": options})
+    try:
+        text: str = _json.dumps({**signature, "options": options})
+    except Exception:  # an argument or header that JSON cannot express: the copy starts the message
+        return ""
     return text if len(text) <= MAX_MESSAGE else ""

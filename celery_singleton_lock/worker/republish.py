@@ -38,6 +38,7 @@ class RetryState(NamedTuple):
     copy: float = 0.0  # number of this copy, which grows from copy to copy
     stands_for: str = ""  # in a delayed copy: the task id of its message
     ignore_result: bool = False  # in a delayed copy: whether its message ignores its result
+    expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
 
 
 def retry_state_of(request: Any) -> RetryState:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_singleton_lock.store.protocol import (
+    LINE_TOKEN,
     AcquireResult,
     AcquireStatus,
     Kept,
@@ -260,6 +261,17 @@ def test_release_by_token(deliveries: Deliveries, supervised: bool, lease_reques
     assert deliveries.store.release(known, success=False) == Waiting.LINE
     assert HELD is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+def test_revoked_turn(deliveries: Deliveries, base: str) -> None:
+    """Revoking a lock that is reserved for the line frees it, and keeps nobody in line from starting."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    deliveries.store.revoke(base, holder.lock)
+    reserved = deliveries.request("a", Place("ticket a", 1.5), token=LINE_TOKEN, queued=True)
+    assert deliveries.store.acquire(reserved).status is GRANTED
+    assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status
 
 
 def test_own_retry_comes_before_the_line(deliveries: Deliveries) -> None:

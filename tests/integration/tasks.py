@@ -493,6 +493,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "publish_strict": {"lock_from": "publish", "on_store_error": "raise"},
     "wait": {"on_duplicate": "wait", "lock_ttl": 4},
     "wait_long": {"on_duplicate": "wait", "lock_ttl": 60},
+    "wait_short_ttl": {"on_duplicate": "wait", "lock_ttl": 1},
     "wait_little": {"on_duplicate": Wait(max_waiting=2), "lock_ttl": 60},
     "wait_short": {"on_duplicate": Wait(max_wait=1.5), "lock_ttl": 1},
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},

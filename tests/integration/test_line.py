@@ -114,6 +114,28 @@ def test_longest_wait(env: WorkerEnvironment) -> None:
     assert [first.id] == order(env)
 
 
+def test_expiry(env: WorkerEnvironment) -> None:
+    """A message that expires while it waits ends as REVOKED, as in a queue, and does not keep others waiting."""
+    env.hold("wait_short_ttl")
+    (expired,) = enqueue(env, "wait_short_ttl", 1, expires=2.0)
+    (last,) = enqueue(env, "wait_short_ttl", 1)
+    env.wait_for_state(expired, "REVOKED")
+    env.let_go()
+    assert "done" == env.get(last)
+    assert expired.id not in order(env)
+
+
+def test_copy_that_cannot_be_published(env: WorkerEnvironment) -> None:
+    """If the broker takes no messages when a duplicate is about to wait, the duplicate fails with that error."""
+    env.hold("wait_long")
+    env.allow_publishing(False)
+    try:
+        assert "OperationalError" == type(env.error(env.job("wait_long").delay(env.tag))).__name__
+    finally:
+        env.allow_publishing(True)
+    assert 0 == in_line(env, "wait_long")
+
+
 def test_canvas(env: WorkerEnvironment) -> None:
     """Chains, groups and chords go on with the results of members that waited."""
     job, other = env.job("wait_long"), env.other_tag("collected")

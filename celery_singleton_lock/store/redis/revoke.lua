@@ -15,7 +15,9 @@ redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
 redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
-redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now))
-redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[7])
-redis.call('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
+if not holder[6] then -- else no body runs
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', string.format('%.0f', now))
+  redis.call('ZADD', KEYS[4], string.format('%.0f', now + ttl), holder[7])
+  redis.call('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
+end
 return {holder[1], holder[2], holder[3], now - holder[4], left, holder[5], holder[6]}
