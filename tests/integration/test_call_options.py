@@ -19,11 +19,6 @@ from tests.servers import until
 LATER = RetryLater(delay=0.2, backoff=1.0, max_delay=0.2, jitter=0.0)
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module")
 def extra_conf() -> dict[str, Any]:
     return {"accept_content": ["json", "pickle"]}
@@ -98,7 +93,7 @@ def test_template_of_a_call(env: WorkerEnvironment) -> None:
     env.get(other)
 
 
-def test_ttl_of_a_call(env: WorkerEnvironment, pool: str) -> None:
+def test_ttl_of_a_call(env: WorkerEnvironment) -> None:
     """The lease has the call's TTL, also after it was renewed, by whatever process. (The task's TTL is 1 s.)"""
     env.hold("skip_shortest", lock_options={"lock_ttl": 3})
     with contextlib.closing(env.store()) as store:

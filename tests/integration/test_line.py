@@ -6,18 +6,12 @@ import itertools
 import time
 from typing import Any
 
-import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask
 from tests.integration.environment import WorkerEnvironment
 from tests.servers import until
-
-
-@pytest.fixture(scope="module", params=["prefork", "threads"])
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def in_line(env: WorkerEnvironment, name: str) -> int:
@@ -173,10 +167,8 @@ def test_own_retry_does_not_keep_a_ticket(env: WorkerEnvironment) -> None:
     assert [waiting.id, waiting.id] == order(env)[1:]
 
 
-def test_killed_holder(env: WorkerEnvironment, pool: str) -> None:
+def test_killed_holder(env: WorkerEnvironment) -> None:
     """After the holder's child was killed, the messages in line run, in order, when their copies come."""
-    if pool != "prefork":
-        pytest.skip("a thread cannot be killed")
     env.hold("wait")
     waiting = enqueue(env, "wait", 3)
     env.kill_body(env.starts()[0])
@@ -219,10 +211,8 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
     assert "done" == env.get(waiting, 40)
 
 
-def test_late_acknowledgement(env: WorkerEnvironment, pool: str) -> None:
+def test_late_acknowledgement(env: WorkerEnvironment) -> None:
     """A woken message whose child is killed is delivered again and runs, although its copies are dropped."""
-    if pool != "prefork":
-        pytest.skip("a thread cannot be killed")
     first = env.hold("wait_late")
     (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "die", "return"]})
     env.let_go()

@@ -11,11 +11,6 @@ from tests.integration.environment import WorkerEnvironment
 from tests.servers import until
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
-def pool(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def retried(env: WorkerEnvironment, name: str, act: str) -> Any:
     """Return a signature whose first run ends in its own retry in 2 s, and whose next run succeeds."""
     return env.job(name).si(env.tag, [act, "return"], 2.0)
