@@ -56,11 +56,21 @@ class Enqueue:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """End as the holder's task ends; look at that again after this delay in seconds, above 0.
+
+    An eager run fails instead, and so does a task that descends from the holder. A broadcast message is skipped.
+    """
+
+    delay: float
+
+
+@dataclass(frozen=True)
 class Fail:
     """Do not run the body; raise `DuplicateTask`."""
 
 
-Decision: TypeAlias = SkipRun | RunLater | Enqueue | Fail
+Decision: TypeAlias = SkipRun | RunLater | Enqueue | Follow | Fail
 
 
 class Policy(ABC):
