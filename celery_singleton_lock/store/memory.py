@@ -82,7 +82,7 @@ class MemoryStore(Records):
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
             record = self._find(wanted.lock)
-            if record is None or record.token != protocol.LINE_TOKEN:
+            if record is None or record.token != protocol.LINE_TOKEN or record.woken:
                 return ""
             head = self._line(wanted).wake(wanted.ttl)
             if head is None:
