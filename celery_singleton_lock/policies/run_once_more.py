@@ -21,6 +21,7 @@ class RunOnceMore(Policy):
 
     keep: str = "first"
     uses_line: ClassVar[bool] = True
+    needs_same_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.keep not in ("first", "latest"):

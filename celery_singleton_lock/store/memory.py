@@ -36,10 +36,11 @@ class MemoryStore(Records):
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
             record = completed or self._find(lock)
-            if record and record.token == protocol.queued_token(wanted.task_id) != wanted.token:
+            is_reserved = record is not None and record.token == protocol.queued_token(wanted.task_id) != wanted.token
+            if is_reserved:
                 record = self._records.pop(lock) and None
-            if wanted.place and not completed:
-                answer = self._in_line(wanted, wanted.place, record)
+            if wanted.place and not completed and not is_reserved:
+                answer = self._in_line(wanted, wanted.place, lock, record)
                 if answer:
                     return answer
                 record = self._find(lock)
@@ -50,7 +51,7 @@ class MemoryStore(Records):
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
 
-    def _in_line(self, wanted: LeaseRequest, place: Place, record: Record | None) -> AcquireResult | None:
+    def _in_line(self, wanted: LeaseRequest, place: Place, lock: str, record: Record | None) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
         line = self._line(wanted)
         refused = line.refused(place)
@@ -58,8 +59,13 @@ class MemoryStore(Records):
             return AcquireResult(refused)
         is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
+        if wanted.limit and record is None:
+            is_turn = line.is_turn(place.ticket, wanted.limit - len(self._held_slots(wanted.slot_lock(0))))
+            if is_turn and wanted.token == protocol.LINE_TOKEN:  # its message keeps the place until it starts
+                line.take_message(place.ticket, wanted.ttl)
+                return AcquireResult(AcquireStatus.GRANTED)
         if record and is_reserved and is_turn and not (wanted.queued and record.woken):
-            record = self._records.pop(wanted.lock) and None
+            record = self._records.pop(lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
                 line.use(place.ticket, str(place.copy))
@@ -77,6 +83,9 @@ class MemoryStore(Records):
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
+            if wanted.limit:
+                free = wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
+                return self._line(wanted).next_turn(free, wanted.ttl)
             record = self._find(wanted.lock)
             if record is None or record.token != protocol.LINE_TOKEN:
                 return ""
@@ -100,7 +109,7 @@ class MemoryStore(Records):
             record.state = "queued" if wanted.queued else record.state
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
-        if wanted.supervised or wanted.limit:
+        if wanted.supervised or (wanted.limit and not wanted.queued):
             self._put(wanted.attempt, lock, wanted.ttl)
         return record.fence
 
@@ -149,9 +158,10 @@ class MemoryStore(Records):
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing, line_waits = f"finishing:{wanted.token}", Waiting.NOBODY
             if record and record.token == wanted.token:
-                line = self._lines.get(lock.replace(":lock:", ":", 1))
+                line = self._lines.get(f"{wanted.base}:{lock.removeprefix(f'{wanted.base}:lock:').partition(':')[0]}")
                 if not kept and line and line.waiting:
-                    kept, line_waits = Kept("queued", wanted.ttl, protocol.LINE_TOKEN), Waiting.LINE
+                    line_waits = Waiting.LINE
+                    kept = None if wanted.limit else Kept("queued", wanted.ttl, protocol.LINE_TOKEN)
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)

@@ -56,10 +56,15 @@ class Records:
             return True
         time = self._clock()
         starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
-        if len(starts) >= limit.n and wanted.token not in starts:
+        # With several holders, starts that still run are no crashes.
+        runs = self._runs if wanted.limit and limit.count == "crashed" else lambda base, token: False
+        if sum(not runs(wanted.base, token) for token in starts) >= limit.n and wanted.token not in starts:
             return False
         self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
         return True
+
+    def _runs(self, base: str, token: str) -> bool:
+        return self._find(f"{base}:attempt:{token}") is not None
 
     def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
         """Forget the starts that count no more."""
@@ -96,6 +101,9 @@ class Records:
     def _lock_of(self, wanted: LeaseRequest) -> str:
         if not wanted.by_token:
             return wanted.lock
+        if wanted.queued:  # a reservation
+            held = self._held_slots(wanted.slot_lock(0))
+            return next((wanted.slot_lock(slot) for slot, one in held.items() if one.token == wanted.token), "")
         attempt = self._find(wanted.attempt)
         return attempt.token if attempt else ""
 

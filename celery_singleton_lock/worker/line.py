@@ -97,8 +97,9 @@ def handle_copy(
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
-    wanted.place = Place(state.ticket, state.copy)
+    place, limit = Place(state.ticket, state.copy), config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
+    wanted.place = place
     try:
         result = store.acquire(wanted)
         if result.status is AcquireStatus.HELD and not _runs(request, result) and not _has_expired(state):
