@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store import protocol
+from celery_singleton_lock.store.memory_line import Line
 from celery_singleton_lock.store.memory_records import Record, Records
 from celery_singleton_lock.store.protocol import (
     AcquireResult,
@@ -57,13 +57,11 @@ class MemoryStore(Records):
         refused = line.refused(place)
         if refused:
             return AcquireResult(refused)
-        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
-        if wanted.limit and record is None:
-            is_turn = line.is_turn(place.ticket, wanted.limit - len(self._held_slots(wanted.slot_lock(0))))
-            if is_turn and wanted.token == protocol.LINE_TOKEN:  # its message keeps the place until it starts
-                line.take_message(place.ticket, wanted.ttl)
-                return AcquireResult(AcquireStatus.GRANTED)
+        is_turn = self._is_turn(wanted, place, line, record)
+        if wanted.limit and record is None and is_turn and wanted.token == protocol.LINE_TOKEN:
+            line.take_message(place.ticket, wanted.ttl)  # which keeps the place until it starts
+            return AcquireResult(AcquireStatus.GRANTED)
         if record and is_reserved and is_turn and not (wanted.queued and record.woken):
             record = self._records.pop(lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
@@ -79,15 +77,25 @@ class MemoryStore(Records):
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting)
+        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet)
+
+    def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
+        """Tell whether no other message comes before this one, once the lock or a slot is free."""
+        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
+        if wanted.limit and record is None:
+            is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
+        if place.quiet:
+            if not place.ticket and (record is None or record.token not in (wanted.token, protocol.LINE_TOKEN)):
+                line.disturb(place)
+            is_turn = is_turn and not line.quiet
+        return is_turn
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
             if wanted.limit:
-                free = wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
-                return self._line(wanted).next_turn(free, wanted.ttl)
+                return self._line(wanted).next_turn(self._free_slots(wanted), wanted.ttl)
             record = self._find(wanted.lock)
-            if record is None or record.token != protocol.LINE_TOKEN:
+            if record is None or record.token != protocol.LINE_TOKEN or record.woken:
                 return ""
             head = self._line(wanted).wake(wanted.ttl)
             if head is None:
@@ -112,15 +120,6 @@ class MemoryStore(Records):
         if wanted.supervised or (wanted.limit and not wanted.queued):
             self._put(wanted.attempt, lock, wanted.ttl)
         return record.fence
-
-    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
-        """Store the fence of a grant, a new one if none is given, and return it."""
-        last = self._records.get(f"{base}:fence", Record("", 0)).fence
-        if fence is None:
-            fence = max(last + 1, int(self._clock() * 1e6))
-        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
-        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
-        return fence
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         with self._mutex:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,9 @@ class Records:
         keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
         return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
 
+    def _free_slots(self, wanted: LeaseRequest) -> int:
+        return wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
+
     def _lock_of(self, wanted: LeaseRequest) -> str:
         if not wanted.by_token:
             return wanted.lock
@@ -106,6 +110,15 @@ class Records:
             return next((wanted.slot_lock(slot) for slot, one in held.items() if one.token == wanted.token), "")
         attempt = self._find(wanted.attempt)
         return attempt.token if attempt else ""
+
+    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
+        """Store the fence of a grant, a new one if none is given, and return it."""
+        last = self._records.get(f"{base}:fence", Record("", 0)).fence
+        if fence is None:
+            fence = max(last + 1, int(self._clock() * 1e6))
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
+        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
+        return fence
 
     def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
         self._records[key] = Record(token, self._clock() + ttl, **fields)

@@ -1,5 +1,5 @@
--- A line before several slots: the turn has come for as many of the first in line as slots are free. No slot is reserved, as a newcomer's
--- rank is behind all that wait. A copy in its turn (token 'queued:line') acquires nothing: its message keeps the place until it starts.
+-- A line before several slots: the turn has come for as many of the first in line as slots are free. No slot is reserved for them, as a
+-- newcomer's rank is behind all that wait.
 if not owner then
   local free, rank, one = slot_limit - live, 0, head
   while one and one ~= ticket and rank < free do
@@ -7,8 +7,4 @@ if not owner then
     one = redis.call('ZRANGE', line, rank, rank)[1]
   end
   is_turn = rank < free
-  if is_turn and ARGV[1] == 'queued:line' then
-    if one then redis.call('HSET', waiting, one .. ':due', now + ARGV[2], one .. ':message', '') end
-    return {'granted', '0', 0}
-  end
 end
