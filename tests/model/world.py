@@ -94,6 +94,7 @@ class World:
     deliveries: tuple[Delivery, ...] = ()
     started: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    overtaking: tuple[str, ...] = ()  # newcomers that started in the turn of messages that waited
     gone: frozenset[str] = frozenset()  # messages that died with their worker, acknowledged before, or that were purged
     has_lost_data: bool = False
     store: Any = field(init=False)
@@ -168,6 +169,14 @@ class World:
         """Return the tokens of the bodies that run."""
         return [one.token for one in self.deliveries if one.next == "end"]
 
+    def waiting(self) -> list[str]:
+        """Return the tickets of the messages that wait in line."""
+        return [ticket for line in self.store._lines.values() for ticket in line.waiting]
+
+    def holders(self) -> list[int]:
+        """Return the slots that are held."""
+        return list(self.store._held_slots(f"{BASE}:lock:{DIGEST}"))
+
     def _publish(self, message: Message) -> None:
         self.broker = tuple(sorted((*self.broker, message)))
 
@@ -229,6 +238,8 @@ class World:
         message = delivery.message
         if result.status is AcquireStatus.GRANTED:
             self.started = (*self.started, message.id)
+            if not message.ticket and len(self.waiting()) + len(self.holders()) > max(1, self.limit):
+                self.overtaking = (*self.overtaking, message.id)
             self._set(delivery, next="end", slot=result.slot)
         elif result.status is not AcquireStatus.HELD:
             self._finish(delivery)
