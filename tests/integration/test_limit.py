@@ -270,8 +270,12 @@ def test_crashed_starts(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     holders = [env.hold("limit_starts", acts="hold", queue=queues[pool]) for pool in ("threads", "prefork")]
     assert "done" == env.get(job.apply_async((env.tag,), queue=queues["threads"]))
     os.kill(env.starts()[1]["pid"], signal.SIGKILL)
-    call = lambda: job.apply_async((env.tag,), queue=queues["threads"]).get(timeout=20, propagate=False)  # noqa: E731
-    until(lambda: type(call()).__name__ == "TooManyStarts", "refused", 10)
+
+    def is_refused() -> bool:
+        result = job.apply_async((env.tag,), queue=queues["threads"])
+        return type(result.get(timeout=20, propagate=False)).__name__ == "TooManyStarts"
+
+    until(is_refused, "the crashed start counts", 10)
     env.let_go()
     assert "held" == env.get(holders[0])
 
