@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError
+
+#: Why another run cannot stand for a duplicate in a group.
+OTHER_WORK = "another task of the group is other work"
 
 #: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
 EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
@@ -22,28 +25,16 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "there is nothing to lock, use lock_from='publish'",
     ),
     (
-        "lock_limit",
-        "lock_from",
-        lambda options: options.is_limited and options.lock_from == "publish",
-        "a lock at publish has one holder",
-    ),
-    (
-        "lock_limit",
+        "lock_group",
         "on_duplicate",
-        lambda options: options.is_limited and getattr(options.on_duplicate, "uses_line", False),
-        "a line has one holder",
+        lambda options: options.lock_group is not None and getattr(options.on_duplicate, "needs_same_work", False),
+        OTHER_WORK,
     ),
     (
         "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
         "a hold keeps the whole signature",
-    ),
-    (
-        "lock_limit",
-        "max_starts",
-        lambda options: options.is_limited and options.max_starts is not None,
-        "starts that still run would count as crashed",
     ),
     (
         "on_duplicate",
@@ -67,6 +58,28 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         for option in ("lock_at_least", "lock_at_most", "max_starts")
     ),
 ]
+
+
+def refuse_different_limits(options: Mapping[str, Options]) -> None:
+    """Refuse tasks of one group with different limits, of which each newcomer's own would count. Callables are not compared.
+
+    Arguments:
+        options: of each task, by its name.
+
+    Raises:
+        ConfigurationError: naming both tasks and their limits.
+    """
+    first: dict[str, str] = {}
+    for task, own in sorted(options.items()):
+        if own.lock_group is None or not own.singleton:
+            continue
+        other = first.setdefault(own.lock_group, task)
+        one, two = options[other].lock_limit, own.lock_limit
+        if one != two and not (callable(one) and callable(two)):
+            raise ConfigurationError(
+                f"task {other}: lock_limit={one!r} with task {task}: lock_limit={two!r}: "
+                f"tasks of lock_group={own.lock_group!r} must have the same limit"
+            )
 
 
 def refuse_exclusions(options: Options) -> None:

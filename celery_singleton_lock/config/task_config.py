@@ -22,7 +22,7 @@ from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
 #: The default policy in a group, where a duplicate is other work and must not be skipped.
-_GROUP_POLICY = NAMED["retry"]
+_GROUP_POLICY = NAMED["wait"]
 
 
 @dataclass(frozen=True)

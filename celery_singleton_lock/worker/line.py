@@ -108,7 +108,8 @@ def handle_copy(
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
+    limit = config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
     wanted.place = place_of(task, request, config.options.on_duplicate)
     try:
         result = store.acquire(wanted)
