@@ -61,6 +61,12 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "starts that still run would count as crashed",
     ),
     (
+        "on_duplicate",
+        "lock_from",
+        lambda options: options.lock_from == "publish" and bool(getattr(options.on_duplicate, "quiet", 0)),
+        "a lock at publish does not wait for a quiet time",
+    ),
+    (
         "lock_at_most",
         "lock_at_least",
         lambda options: options.lock_at_most is not None and options.lock_at_most <= options.lock_at_least,

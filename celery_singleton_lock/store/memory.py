@@ -58,6 +58,10 @@ class MemoryStore(Records):
             return AcquireResult(refused)
         is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
+        if place.quiet:
+            if not place.ticket and not is_reserved and (record is None or record.token != wanted.token):
+                line.disturb(place)
+            is_turn = is_turn and not line.quiet
         if record and is_reserved and is_turn and not (wanted.queued and record.woken):
             record = self._records.pop(wanted.lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
@@ -73,12 +77,12 @@ class MemoryStore(Records):
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting)
+        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet)
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
             record = self._find(wanted.lock)
-            if record is None or record.token != protocol.LINE_TOKEN:
+            if record is None or record.token != protocol.LINE_TOKEN or record.woken:
                 return ""
             head = self._line(wanted).wake(wanted.ttl)
             if head is None:

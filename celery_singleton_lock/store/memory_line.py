@@ -25,6 +25,8 @@ class Line:
         str, tuple[float, str]
     ]  # of the task name: ticket -> until when other copies are dropped, and which one started
     waiting: dict[str, _Waiting] = field(default_factory=dict)
+    quiet_until: float = 0.0
+    quiet_latest: float = 0.0  # which `quiet_until` does not exceed
 
     def refused(self, place: Place) -> AcquireStatus | None:
         """Tell whether this copy is dropped, whatever the state of the lock."""
@@ -42,6 +44,17 @@ class Line:
                 self.use(other, "superseded")
             self.waiting.pop(other, None)
         return ""
+
+    def disturb(self, place: Place) -> None:
+        """Begin the quiet time anew, for a newcomer."""
+        if not self.waiting:
+            self.quiet_latest = self.clock() + place.max_quiet
+        self.quiet_until = min(self.clock() + place.quiet, self.quiet_latest)
+
+    @property
+    def quiet(self) -> float:
+        """For how many seconds the head is not started."""
+        return max(0.0, self.quiet_until - self.clock())
 
     def is_outdated(self, place: Place) -> bool:
         """Tell whether a later copy of a message that waits will come."""
@@ -62,9 +75,9 @@ class Line:
             self.used[ticket] = (self.clock() + COPY_TTL, by)
 
     def wake(self, ttl: float) -> _Waiting | None:
-        """Give the first in line its turn, unless only a copy can start it."""
+        """Give the first in line its turn, unless its copy is to start it."""
         head = self.head()
-        if head and self.waiting[head].message:
+        if head and self.waiting[head].message and not self.quiet:
             self.waiting[head].due = self.clock() + ttl
             return self.waiting[head]
         return None

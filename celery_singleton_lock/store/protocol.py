@@ -29,6 +29,8 @@ class Place(NamedTuple):
         next_copy: number of the copy that was published with a delay.
         due: seconds until when that copy comes at the latest; after that the place is lost.
         message: what starts the message at once; empty if only the copy can.
+        quiet: seconds without a newcomer after which the head of the line may start; 0: at once.
+        max_quiet: seconds after the first newcomer after which it may start in any case.
     """
 
     ticket: str = ""
@@ -38,6 +40,8 @@ class Place(NamedTuple):
     next_copy: float = 0.0
     due: float = 0.0
     message: str = ""
+    quiet: float = 0.0
+    max_quiet: float = 0.0
 
 
 @dataclass(slots=True)
@@ -150,6 +154,7 @@ class AcquireResult:
     waiting: int = 0  # how many messages wait in line
     head: str = ""  # task id of the first of them
     is_waiting: bool = False  # whether this message is one of them
+    quiet: float = 0.0  # seconds for which the head is not started, as newcomers have come
 
 
 class Waiting(IntFlag):

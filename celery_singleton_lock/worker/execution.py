@@ -45,8 +45,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return body()
     supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
-    retry_state = retry_state_of(request)
-    if retry_state.stands_for:
+    if retry_state_of(request).stands_for:
         handle_copy(task, request, config, context.store, args, kwargs)
     wanted = LeaseRequest(
         config.base,
@@ -58,7 +57,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         context.pid,
         supervised,
         is_redelivered(request),
-        place=place_of(retry_state, options.on_duplicate),
+        place=place_of(task, request, options.on_duplicate),
         limit=config.limit(args, kwargs),
         max_starts=options.max_starts,
     )
@@ -71,7 +70,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            wanted.place = publish_copy(task, request, wanted, decision)
+            wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:

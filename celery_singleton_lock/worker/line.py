@@ -34,7 +34,7 @@ from celery_singleton_lock.store.protocol import (
     LockStore,
     Place,
 )
-from celery_singleton_lock.worker.destination import shortened
+from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
 from celery_singleton_lock.worker.outcome import decide, policy_of
 from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
 
@@ -46,22 +46,31 @@ MAX_MESSAGE = 64 * 1024
 LONGEST_COPY_DELAY = 60.0
 
 
-def place_of(state: RetryState, policy: Any) -> Place | None:
+def place_of(task: Any, request: Any, policy: Any) -> Place | None:
     """Return the place in line of a delivery; None where the line does not count."""
-    if state.ticket:
-        return Place(state.ticket, state.copy)
-    return Place() if isinstance(policy, Policy) and policy.uses_line else None
+    state = retry_state_of(request)
+    uses_line = isinstance(policy, Policy) and policy.uses_line
+    if not state.ticket and not uses_line:
+        return None
+    place = Place(state.ticket, state.copy)
+    quiet = getattr(policy, "quiet", 0.0)
+    if not quiet or request.retries or request.is_eager or goes_to_several_queues(task.app, request):
+        return place
+    return place._replace(quiet=quiet, max_quiet=policy.max_quiet)
 
 
-def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue) -> Place:
+def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, quiet: float) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
+
+    The delay is the rest of the quiet time, if there is one.
 
     The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
     state = state._replace(ticket=state.ticket or os.urandom(8).hex())
-    delay, following = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY)), state.copy + 1 + random.random()
+    delay = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY, quiet or wanted.ttl))
+    following = state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
         waited=state.waited + delay,
@@ -77,7 +86,9 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
             raise Reject(failure, requeue=True) from failure
         raise
     message = _text(_started_by(task, request, state))
-    return Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+    place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+    asked = wanted.place or place
+    return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet)
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
@@ -98,14 +109,14 @@ def handle_copy(
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
     wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
-    wanted.place = Place(state.ticket, state.copy)
+    wanted.place = place_of(task, request, config.options.on_duplicate)
     try:
         result = store.acquire(wanted)
         if result.status is AcquireStatus.HELD and not _runs(request, result) and not _has_expired(state):
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
-                wanted.place = publish_copy(task, request, wanted, decision)
+                wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
                 result = store.acquire(wanted)
     except StoreError as error:  # the message does what `on_store_error` says
         logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)
@@ -114,7 +125,7 @@ def handle_copy(
     except Exception as failure:
         _fail(task, request, wanted, store, failure)
     else:
-        goes_on = wanted.place.room and result.is_waiting
+        goes_on = wanted.place and wanted.place.room and result.is_waiting
         if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
             raise Ignore("waits in line, or has started")
     _publish_message(task, request, wanted, store)

@@ -43,8 +43,6 @@ def handle_duplicate(
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(task, request, store, wanted, options)
     _drop(task, request, wanted, result, error)
-    if result.waiting:
-        _drop_waiting(task, request, wanted, result, error)
     if holder.task_id == request.id and not request.is_eager:
         if goes_to_several_queues(task.app, request):
             logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
@@ -52,7 +50,8 @@ def handle_duplicate(
         if holder.state != "held" or is_redelivered(request):  # else a user has used a task id twice
             check_redelivery_later(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
-    send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
+    if holder.task_id:  # else nobody holds the lock, which is free only after a quiet time
+        send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, Enqueue):
         return decision
     if isinstance(decision, RunLater):
@@ -77,12 +76,17 @@ def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, 
     if result.status is AcquireStatus.DROPPED:
         logger.debug("Task %s[%s] dropped: another copy of it has started, or comes later", task.name, request.id)
         raise Ignore("another copy of this message counts")
+    if result.waiting:
+        _drop_waiting(task, request, wanted, result, error)
 
 
 def _drop_waiting(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask) -> None:
     """Drop a delivery whose message waits in line."""
     if wanted.place and wanted.place.room and result.is_waiting:
-        logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
+        if result.quiet:
+            logger.info("Task %s[%s] waits for %.1f s without another call", task.name, request.id, result.quiet)
+        else:
+            logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
         raise Ignore("waits in line")
     if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
         raise Ignore("waits in line already")
@@ -133,6 +137,10 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     if policy is None:
         raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
     refuse_exclusions(task.name, replace(options, on_duplicate=policy))
+    if getattr(policy, "quiet", 0.0):
+        raise ConfigurationError(
+            f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"
+        )
     return policy
 
 

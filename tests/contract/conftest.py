@@ -83,7 +83,7 @@ class RedisBacking:
             if left >= 0:
                 self._redis.pexpire(key, left - int(seconds * 1000))
             for field in self._redis.hkeys(key) if ":waiting:" in key else ():
-                if field.endswith(":due"):
+                if field.endswith((":due", "quiet_until", "quiet_latest")):
                     self._redis.hincrby(key, field, -int(seconds * 1000))
             if ":starts:" in key:  # the times of its members count
                 for token in self._redis.zrange(key, 0, -1):

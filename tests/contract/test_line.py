@@ -88,6 +88,18 @@ def test_line_in_order(deliveries: Deliveries) -> None:
     assert deliveries.store.holder(holder.lock) is None
 
 
+def test_late_wake(deliveries: Deliveries) -> None:
+    """A worker that comes late to name the head of the line does not name a message that another worker has published."""
+    first = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.release(first, success=True)
+    second, _ = deliveries.acquire("a", "ticket a", 1.5)
+    deliveries.store.release(second, success=True)
+    assert "message b" == deliveries.store.wake(second)
+    assert "" == deliveries.store.wake(first)
+
+
 def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
     """Between the holder's end and the head's start, neither a newcomer nor another one in line gets the lock."""
     holder = deliveries.held()
@@ -228,7 +240,14 @@ def test_leaving(deliveries: Deliveries) -> None:
     assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
     deliveries.store.release(holder, success=True)
     assert "message b" == deliveries.store.wake(holder)
-    deliveries.store.leave(holder, "ticket b")
+
+
+def test_all_have_left(deliveries: Deliveries) -> None:
+    """If all messages have left the line before the holder's end, the lock is free after it."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.leave(holder, "ticket a")
+    deliveries.store.release(holder, success=True)
     assert "" == deliveries.store.wake(holder)
     assert deliveries.store.holder(holder.lock) is None
 

@@ -499,6 +499,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
     "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
+    "debounce": {"on_duplicate": RunOnceMore(quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
+    "debounce_latest": {"on_duplicate": RunOnceMore(keep="latest", quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
     "rude_call": {"base": RudeCall},
     "rude_before_start": {"base": RudeBeforeStart},
 }

@@ -33,6 +33,7 @@ class Names(dict[str, Any]):
             __name__="shop.tasks",
             pages=lambda account: [f"{account}, page {number}" for number in (1, 2)],
             store=lambda page: self.calls.append(("store", page)) or 1,
+            fetch=lambda customer: self.calls.append(("fetch", customer)),
             download_rates=lambda: "rates",
             download_account=lambda account: f"account {account}",
             page_someone=lambda words: self.calls.append(("page_someone", words)),
@@ -75,7 +76,7 @@ def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
     marks = (
         *(FIRST, LEASE, "lock_limit=", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store"),
-        *(PUBLISH, CALL, GROUP, "rebuild_index", "max_starts="),
+        *(PUBLISH, CALL, GROUP, "rebuild_index", "quiet=", "max_starts="),
     )
     names.run()
 
@@ -181,6 +182,15 @@ def test_run_once_more(names: Names) -> None:
         assert "SUCCESS" == names["rebuild_index"].apply().state
         with hold(names["rebuild_index"]):
             assert "DuplicateTask" == type(names["rebuild_index"].apply().result).__name__
+
+
+def test_debounce(names: Names) -> None:
+    """The block's task has a quiet time, for which an eager run does not wait."""
+    names.run("quiet=")
+    with memory_store(names["app"]):
+        assert "SUCCESS" == names["refresh"].apply((42, "paid")).state
+    assert [("fetch", 42)] == names.calls
+    assert (5, 60) == (names["refresh"].on_duplicate.quiet, names["refresh"].on_duplicate.max_quiet)
 
 
 def test_django(names: Names) -> None:

@@ -25,9 +25,11 @@ while head and head ~= ticket and (room == 'all' or (redis.call('HGET', waiting,
   leave(head) -- unless it was replaced, it joins again should its copy come after all
   head = redis.call('ZRANGE', line, 0, 0)[1]
 end
+--@quiet
 local is_turn = not owner or owner == 'queued:line'
 if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
 is_turn = is_turn and (not head or head == ticket)
+--@ripe
 if is_turn and owner then
   redis.call('HDEL', KEYS[1], 'state', 'woken')
   owner = nil
@@ -45,8 +47,9 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
     if owner then redis.call('HSET', KEYS[1], 'line', 1) end
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
-  local place = {redis.call('ZCARD', line), first, waits and '1'}
-  if not owner then return {'held', first, '', '0', 0, 0, '0', 'queued', unpack(place)} end
+  local place = {redis.call('ZCARD', line), first, waits and '1' or false}
+  --@left
+  if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end
   if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
   local left = redis.call('PTTL', KEYS[1])
   return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7], unpack(place)}

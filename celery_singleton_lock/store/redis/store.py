@@ -53,8 +53,9 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
-        count, head, is_waiting = more[7:] or (0, None, None)
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(is_waiting))
+        count, head, is_waiting, *left = more[7:] or (0, None, None)
+        quiet = left[0] / 1000 if left else 0.0
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(is_waiting), quiet)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
@@ -156,12 +157,15 @@ def _oldest_parts(slots: str) -> Sequence[Part]:
     return (Part("limit", (slots,)),) if slots else ()
 
 
-def _line_parts(wanted: LeaseRequest, place: Place) -> tuple[Part, ...]:
+def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     room = "all" if place.replace else str(place.room or "")
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
-    line = Part("line", line_keys(wanted.base, wanted.digest), arguments)
-    return (line,) if wanted.queued else (line, Part("started"))
+    parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
+    if place.quiet:
+        quiet = (_ms(place.quiet), _ms(place.max_quiet))
+        parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
+    return parts if wanted.queued else [*parts, Part("started")]
 
 
 def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None) -> ScriptCall:

@@ -1,0 +1,139 @@
+"""The promises of every store about the quiet time before the head of a line may start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, Place, Waiting
+from tests.contract.conftest import Backing
+
+GRANTED, HELD, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.HELD, AcquireStatus.SUPERSEDED
+
+
+class Calls:
+    """Deliveries of one signature whose head starts after 10 s without another call, and after 25 s in any case."""
+
+    def __init__(self, backing: Backing, lease_request: Callable[..., LeaseRequest]) -> None:
+        self.store = backing.store
+        self._make = lease_request
+
+    def request(self, name: str, ticket: str = "", **place: object) -> LeaseRequest:
+        """Return the request of a message, by default a new one."""
+        return self._make(task_id=name, ttl=20.0, place=Place(ticket, quiet=10.0, max_quiet=25.0)._replace(**place))
+
+    def newcomer(self, name: str) -> AcquireResult:
+        """Deliver a message that has not waited."""
+        return self.store.acquire(self.request(name))
+
+    def join(self, name: str, **place: object) -> AcquireResult:
+        """Deliver a message, and let it wait."""
+        assert self.newcomer(name).status is HELD
+        more = {"room": 1, "next_copy": 1.5, "due": 60.0, "message": f"message {name}", **place}
+        return self.store.acquire(self.request(name, f"ticket {name}", **more))
+
+    def copy(self, name: str) -> AcquireResult:
+        """Deliver the delayed copy of a message that waits; if it is its turn, the lock is reserved for the message."""
+        wanted = self.request(name, f"ticket {name}", copy=1.5)
+        wanted.token, wanted.queued = LINE_TOKEN, True
+        return self.store.acquire(wanted)
+
+    def start(self, name: str) -> tuple[LeaseRequest, AcquireResult]:
+        """Deliver the message that its copy has published."""
+        wanted = self.request(name, f"ticket {name}", copy=2.0)
+        return wanted, self.store.acquire(wanted)
+
+
+@pytest.fixture
+def calls(backing: Backing, lease_request: Callable[..., LeaseRequest]) -> Calls:
+    return Calls(backing, lease_request)
+
+
+def test_first_call_waits(backing: Backing, calls: Calls) -> None:
+    """A free lock is granted to the first call after the quiet time, and not before."""
+    joined = calls.join("a")
+    assert (HELD, 1, True) == (joined.status, joined.waiting, joined.is_waiting)
+    assert joined.quiet == pytest.approx(10, abs=0.5)
+    backing.wait(9)
+    early = calls.copy("a")
+    assert HELD is early.status
+    assert early.quiet == pytest.approx(1, abs=0.5)
+    backing.wait(1.5)
+    assert GRANTED is calls.copy("a").status
+    assert GRANTED is calls.start("a")[1].status
+
+
+def test_newcomers_prolong_it(backing: Backing, calls: Calls) -> None:
+    """Each newcomer begins the quiet time anew; copies of the message that waits do not."""
+    calls.join("a")
+    backing.wait(6)
+    newcomer = calls.newcomer("b")
+    assert (HELD, 1, "a", False) == (newcomer.status, newcomer.waiting, newcomer.head, newcomer.is_waiting)
+    backing.wait(6)
+    early = calls.copy("a")
+    assert HELD is early.status
+    assert early.quiet == pytest.approx(4, abs=0.5)
+    backing.wait(4.5)
+    assert GRANTED is calls.copy("a").status
+
+
+def test_not_for_ever(backing: Backing, calls: Calls) -> None:
+    """However many newcomers come, the head may start `max_quiet` after the first call."""
+    calls.join("a")
+    for number in range(3):
+        backing.wait(8)
+        assert HELD is calls.newcomer(f"b{number}").status
+    assert HELD is calls.copy("a").status
+    backing.wait(1.5)
+    assert GRANTED is calls.copy("a").status
+
+
+def test_each_wait_has_its_own_end(backing: Backing, calls: Calls) -> None:
+    """After a run, the next first call waits for its own quiet time."""
+    calls.join("a")
+    backing.wait(11)
+    calls.copy("a")
+    started, _ = calls.start("a")
+    assert calls.store.release(started, success=True) == Waiting.NOBODY
+    backing.wait(30)
+    assert calls.join("b").quiet == pytest.approx(10, abs=0.5)
+    assert HELD is calls.copy("b").status
+
+
+def test_end_of_the_holder(backing: Backing, calls: Calls) -> None:
+    """The holder's end starts the head only if the quiet time is over; until then the lock is nobody's."""
+    calls.join("a")
+    backing.wait(11)
+    calls.copy("a")
+    holder, _ = calls.start("a")
+    calls.join("b")
+    backing.wait(5)
+    assert calls.store.release(holder, success=True) == Waiting.LINE
+    assert calls.store.wake(holder) == ""
+    assert calls.store.holder(holder.lock) is None
+    assert HELD is calls.copy("b").status
+    backing.wait(5.5)
+    assert GRANTED is calls.copy("b").status
+    holder, _ = calls.start("b")
+    calls.join("c")
+    backing.wait(11)
+    calls.store.release(holder, success=True)
+    assert calls.store.wake(holder) == "message c"
+
+
+def test_latest_call(backing: Backing, calls: Calls) -> None:
+    """A call that takes the place of the one that waits begins the quiet time anew, within the bound of the first call."""
+    calls.join("a")
+    for number in range(3):
+        backing.wait(8)
+        assert calls.join(f"b{number}", replace=True).waiting == 1
+    assert SUPERSEDED is calls.copy("a").status
+    assert HELD is calls.copy("b2").status
+    backing.wait(1.5)
+    assert GRANTED is calls.copy("b2").status
+
+
+def test_lost_data(backing: Backing, calls: Calls) -> None:
+    """If the store has lost the quiet time, the copy of the message that waits starts it."""
+    assert GRANTED is calls.copy("a").status

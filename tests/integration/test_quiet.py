@@ -1,0 +1,68 @@
+"""A debounce with real workers: a run starts when no other call has come for a while."""
+
+from __future__ import annotations
+
+import time
+
+from celery_singleton_lock.clock import now
+from tests.integration.environment import WorkerEnvironment
+
+
+def test_one_call(env: WorkerEnvironment) -> None:
+    """A call alone runs once the quiet time is over."""
+    published = now()
+    assert "done" == env.get(env.job("debounce").delay(env.tag))
+    assert 1.0 <= env.starts()[0]["at"] - published < 3.0
+
+
+def test_calls_in_a_row(env: WorkerEnvironment) -> None:
+    """Of calls that follow each other quickly the first one runs, after the last has come; the others end as skipped."""
+    results = []
+    for _ in range(6):
+        results.append(env.job("debounce").delay(env.tag))
+        last = now()
+        time.sleep(0.3)  # less than the quiet time
+    assert ["done", *[None] * 5] == [env.get(result) for result in results]
+    (start,) = env.starts()
+    assert results[0].id == start["id"]
+    assert start["at"] - last >= 1.0
+
+
+def test_not_for_ever(env: WorkerEnvironment) -> None:
+    """Calls that never stop do not postpone the run beyond `max_quiet`."""
+    begun, results = now(), []
+    while not env.starts() and now() < begun + 10:
+        results.append(env.job("debounce").delay(env.tag))
+        time.sleep(0.2)
+    assert 4.0 <= env.starts()[0]["at"] - begun < 6.5
+    assert {"done", None} == {env.get(result) for result in results}
+
+
+def test_latest_call(env: WorkerEnvironment) -> None:
+    """With ``keep="latest"`` the last call runs, with its own arguments."""
+    results = []
+    for number in range(4):
+        results.append(env.job("debounce_latest").apply_async((env.tag, "sleep"), {"seconds": number / 100}))
+        time.sleep(0.3)
+    assert [None, None, None, "slept"] == [env.get(result) for result in results]
+    assert [results[-1].id] == [start["id"] for start in env.starts()]
+
+
+def test_calls_while_a_body_runs(env: WorkerEnvironment) -> None:
+    """A call during a run starts after its end, once no other call came for the quiet time."""
+    first = env.hold("debounce")
+    second = env.job("debounce").delay(env.tag)
+    third = env.job("debounce").delay(env.tag)
+    assert env.get(third) is None
+    ended = now()
+    env.let_go()
+    assert ["held", "done"] == [env.get(first), env.get(second)]
+    assert env.starts()[1]["at"] - ended >= 0.5
+
+
+def test_own_retry(env: WorkerEnvironment) -> None:
+    """A task's own retry does not wait for another quiet time."""
+    result = env.job("debounce").apply_async((env.tag,), {"acts": ["retry", "return"], "seconds": 0.0})
+    assert "done" == env.get(result)
+    first, second = (start["at"] for start in env.starts())
+    assert second - first < 1.0
