@@ -44,6 +44,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "wait": "wait",
         "run_once_more": "run_once_more",
         "latest": RunOnceMore(keep="latest"),
+        "quiet": RunOnceMore(quiet=0.3, max_quiet=60),
         "callable": choose,
         **{name: name for name in ("join", "replace") if name in NAMED},
     },
@@ -69,9 +70,10 @@ REFUSED = [
     ("lock_group=name", "unique_on=set"),
     ("lock_until=start", "lock_from=default"),
     ("lock_limit=(2|callable)", "lock_from=publish"),
-    ("lock_limit=(2|callable)", "on_duplicate=(wait|run_once_more|latest|join|replace)"),
+    ("lock_limit=(2|callable)", "on_duplicate=(wait|run_once_more|latest|quiet|join|replace)"),
     ("lock_limit=(2|callable)", "lock_at_least=some"),
     ("lock_limit=(2|callable)", "max_starts=.*"),
+    ("on_duplicate=quiet", "lock_from=publish"),
     ("lock_at_most=less", "lock_at_least=some"),
     ("lock_until=start", "lock_at_least=some"),
     ("lock_until=start", "lock_at_most=.*"),
@@ -119,17 +121,39 @@ LIVE = [
 ]
 
 
+#: Tasks whose pairs of options have an outcome that needs a word (`docs/OPTIONS.md`, "Pairs that need a word").
+OTHERS: dict[str, dict[str, Any]] = {
+    "publish_tried": {"lock_from": "publish", "max_starts": MaxStarts(1, count="unsuccessful")},
+    "publish_held": {"lock_from": "publish", "lock_at_least": HOLD},
+    "wait_held": {"on_duplicate": "wait", "lock_at_least": HOLD, "lock_ttl": 60},
+    "wait_capped": {"on_duplicate": "wait", "lock_at_most": 1.0, "lock_ttl": 1.0},
+    "retry_held": {"lock_at_least": 60.0},
+    "retry_tried": {"max_starts": MaxStarts(2, count="unsuccessful")},
+    "held": {"lock_group": "held", "lock_at_least": 60.0, "on_duplicate": "skip"},
+    "also_held": {"lock_group": "held", "on_duplicate": "skip"},
+    "tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
+    "also_tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
+    "publish": {"lock_group": "publish", "lock_from": "publish", "on_duplicate": "skip"},
+    "also_publish": {"lock_group": "publish", "lock_from": "publish", "on_duplicate": "skip"},
+}
+
+
 def add_pairs(app: Celery, body: Any) -> None:
-    """Add a task for each pair of `LIVE`, with a lock group of its own."""
+    """Add the tasks of `OTHERS`, and one for each pair of `LIVE`, with a lock group of its own."""
+    for name, options in OTHERS.items():
+        _add(app, body, f"other.{name}", {"unique_on": ["tag"], **options})
     for pair in LIVE:
         options = options_of(completed(pair))
         if "lock_group" in options:
             options["lock_group"] = f"group of {task_name(pair)}"
+        _add(app, body, task_name(pair), options)
 
-        def job(self: Task, tag: str, acts: str = "hold") -> Any:
-            return body(self, tag, acts)
 
-        app.task(shared=False, bind=True, base=SingletonTask, name=task_name(pair), **options)(job)
+def _add(app: Celery, body: Any, name: str, options: dict[str, Any]) -> None:
+    def job(self: Task, tag: str, acts: Any = "hold", seconds: float = 0.0) -> Any:
+        return body(self, tag, acts, seconds)
+
+    app.task(shared=False, bind=True, base=SingletonTask, name=name, **options)(job)
 
 
 def task_name(pair: Pair) -> str:

@@ -13,10 +13,11 @@ import redis
 from celery import Celery
 from pytest_celery import CeleryWorkerCluster
 
-from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock import DuplicateTask, TooManyStarts
+from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Event, Recorder
-from tests.integration.tasks import lock_tag, perform
+from tests.integration.tasks import Boom, lock_tag, perform
 from tests.pairs import HOLD, LIVE, Pair, add_pairs, completed, task_name
 from tests.servers import until
 
@@ -29,13 +30,14 @@ OUTCOMES = {
     "wait": "runs after",
     "run_once_more": "runs after",
     "latest": "runs after",
+    "quiet": "runs after",
     "join": "has the holder's result",
     "replace": "runs after",
 }
 #: Of a call under `lock_from="publish"`, where its policy applies to the publish.
 AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
 #: Keys of a task that expire when nothing has run for a while (CONTRIBUTING.md, "Keys in the store").
-EXPIRING = {"recent", "slots", "starts", "used"}
+EXPIRING = {"recent", "slots", "starts", "used", "waiting"}
 #: Seconds for which a case waits for what may take long.
 LATE = 40.0
 #: Cases that run side by side. Each occupies up to three children.
@@ -178,11 +180,17 @@ class Case:
 
 
 @pytest.fixture(scope="module")
+def celery_setup_app(celery_setup_app: Celery) -> Celery:
+    """Return the tests' app with the worker's tasks."""
+    add_pairs(celery_setup_app, perform)
+    return celery_setup_app
+
+
+@pytest.fixture(scope="module")
 def outcomes(
     celery_setup_app: Celery, celery_worker_cluster: CeleryWorkerCluster, recorder: Recorder
 ) -> Iterator[dict[Pair, Future[None]]]:
     """Run all cases, some side by side; yield what becomes of each."""
-    add_pairs(celery_setup_app, perform)
     client = redis.Redis.from_url(celery_setup_app.conf.broker_url, decode_responses=True)
     with contextlib.closing(client), ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
         yield {pair: threads.submit(Case(celery_setup_app, recorder, client, pair).run) for pair in LIVE}
@@ -192,3 +200,89 @@ def outcomes(
 def test_pair(outcomes: dict[Pair, Future[None]], pair: Pair) -> None:
     """The first call runs, a second one has the outcome of its policy, and then the lock is free, or held as documented."""
     outcomes[pair].result()
+
+
+# -- pairs that need a word ------------------------------------------------------------------------
+
+
+def state_of(env: WorkerEnvironment, name: str) -> str:
+    """Return the state of the holder of a task's lock, "" if it is free."""
+    found = env.job(name).lock_holder(env.tag)  # type: ignore[attr-defined]
+    return found.state if found else ""
+
+
+def test_publish_of_a_task_that_may_not_start(env: WorkerEnvironment) -> None:
+    """A publish is no start: the message is refused by the worker, which frees its reservation."""
+    task = env.job("other.publish_tried")
+    assert isinstance(env.error(task.delay(env.tag, "raise")), Boom)
+    refused = task.delay(env.tag)
+    assert isinstance(env.error(refused), TooManyStarts)
+    until(lambda: state_of(env, "other.publish_tried") == "", "the lock is free")
+    assert 1 == len(env.starts())
+
+
+def test_publish_in_a_hold(env: WorkerEnvironment) -> None:
+    """While a success holds the signature, a call is not published, and returns the result of that success."""
+    task = env.job("other.publish_held")
+    first = task.delay(env.tag, "return")
+    assert "done" == env.get(first)
+    again = task.delay(env.tag, "return")
+    assert (first.id, "held") == (again.id, again.duplicate.state)
+    assert "done" == env.get(again)
+
+
+def test_line_that_meets_a_hold(env: WorkerEnvironment) -> None:
+    """A message that joins the line during a hold runs at the end of the hold, however long `lock_ttl` is."""
+    task = env.job("other.wait_held")
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    assert "held" == state_of(env, "other.wait_held")
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    begun = [start["at"] for start in env.starts()]
+    assert HOLD - 0.1 < begun[1] - begun[0] < HOLD + 10
+
+
+def test_line_behind_a_capped_body(env: WorkerEnvironment) -> None:
+    """A message in line does not wait for a body whose lease has ended at `lock_at_most`: both run at once."""
+    task = env.job("other.wait_capped")
+    env.hold("other.wait_capped", acts=["hold", "return"])
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    assert 2 == len(env.starts())
+    assert ["return"] == [start["act"] for start in env.starts() if start["number"] == 1]
+    assert 1 == len(env.events("end"))
+
+
+def test_own_retry_and_a_hold(env: WorkerEnvironment) -> None:
+    """An own retry leaves no hold; the success after it leaves one."""
+    result = env.job("other.retry_held").delay(env.tag, ["retry", "return"], 1.0)
+    env.wait_for_state(result, "RETRY")
+    until(lambda: state_of(env, "other.retry_held") == "", "the lock is free")
+    assert "done" == env.get(result)
+    assert "held" == state_of(env, "other.retry_held")
+
+
+def test_own_retry_is_a_start(env: WorkerEnvironment) -> None:
+    """Each own retry is a start of its own, so `MaxStarts` may refuse it."""
+    result = env.job("other.retry_tried").delay(env.tag, "retry")
+    assert isinstance(env.error(result), TooManyStarts)
+    assert 2 == len(env.starts())
+
+
+def test_hold_of_a_group(env: WorkerEnvironment) -> None:
+    """A success holds the signature for the whole group."""
+    assert "done" == env.get(env.job("other.held").delay(env.tag, "return"))
+    assert env.get(env.job("other.also_held").delay(env.tag, "return")) is None
+
+
+def test_starts_of_a_group(env: WorkerEnvironment) -> None:
+    """The starts of all tasks of a group count together."""
+    assert isinstance(env.error(env.job("other.tried").delay(env.tag, "raise")), Boom)
+    assert isinstance(env.error(env.job("other.also_tried").delay(env.tag, "return")), TooManyStarts)
+
+
+def test_publish_of_a_group(env: WorkerEnvironment) -> None:
+    """Under "skip", a call that meets another task of its group at the publish returns that task's result."""
+    first = env.hold("other.publish", acts="hold")
+    again = env.job("other.also_publish").delay(env.tag, "return")
+    assert (first.id, first.id) == (again.id, again.duplicate.task_id)
+    env.let_go()
+    assert "held" == env.get(again)
