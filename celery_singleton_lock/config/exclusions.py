@@ -1,22 +1,34 @@
-"""Refuses options of a task that exclude each other: the one place for such rules."""
+"""Refuses options of a task that exclude each other: the one place for such rules. `docs/OPTIONS.md` repeats the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError
 
-#: Why another run cannot stand for a duplicate in a group.
-OTHER_WORK = "another task of the group is other work"
-
 #: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
+#: A callable `on_duplicate` is checked when it has chosen a policy.
 EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
     (
         "unique_on",
         "lock_key",
         lambda options: options.unique_on is not None and options.lock_key is not None,
         "give one of them",
+    ),
+    (
+        "lock_group",
+        "unique_on",
+        lambda options: options.lock_group is not None and options.unique_on is None and options.lock_key is None,
+        "give unique_on or lock_key too, as tasks of one group have different parameters",
+    ),
+    (
+        "lock_group",
+        "unique_on",
+        lambda options: (
+            options.lock_group is not None and isinstance(options.unique_on, Set) and len(options.unique_on) > 1
+        ),
+        "give a list, as values are compared in its order",
     ),
     (
         "lock_until",
@@ -28,7 +40,7 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "lock_group",
         "on_duplicate",
         lambda options: options.lock_group is not None and getattr(options.on_duplicate, "needs_same_work", False),
-        OTHER_WORK,
+        "another task of the group is other work",
     ),
     (
         "lock_limit",
@@ -82,14 +94,13 @@ def refuse_different_limits(options: Mapping[str, Options]) -> None:
             )
 
 
-def refuse_exclusions(options: Options) -> None:
+def refuse_exclusions(task: str, options: Options) -> None:
     """Refuse a pair of options that exclude each other.
 
     Raises:
-        ConfigurationError: naming both options, their values and the reason.
+        ConfigurationError: naming the task, both options, their values and the reason.
     """
     for one, other, exclude_each_other, reason in EXCLUSIONS:
         if exclude_each_other(options):
-            raise ConfigurationError(
-                f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}: {reason}"
-            )
+            values = f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}"
+            raise ConfigurationError(f"task {task}: {values}: {reason}")

@@ -111,7 +111,7 @@ def test_values_without_a_stable_form(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "bill: lock_group='money': give unique_on or lock_key too"),
+        ({}, "bill: lock_group='money' with unique_on=None: give unique_on or lock_key too"),
         ({"lock_group": "", "unique_on": "customer"}, "bill: lock_group='' must be a non-empty text"),
         ({"lock_group": 7, "unique_on": "customer"}, "bill: lock_group=7 must be a non-empty text"),
         ({"lock_group": ["money"], "unique_on": "customer"}, r"bill: lock_group=\['money'\] must be"),
@@ -138,7 +138,7 @@ def test_policy_of_a_call_or_a_callable(app: Celery) -> None:
     with hold(task, 7):
         result = deliver(chosen, "csv", 7).info.retval
     assert isinstance(result, ConfigurationError)
-    assert "on_duplicate returned 'run_once_more' with lock_group" in str(result)
+    assert "lock_group='money' with on_duplicate=RunOnceMore" in str(result)
 
 
 def limit_of(client: Any) -> int:
@@ -186,7 +186,7 @@ def test_setting(make_app: MakeApp) -> None:
     assert config_for(tasks[0]).base == "singleton:{account}"
     with pytest.raises(ConfigurationError, match="export: unique_on"):
         config_for(tasks[1])
-    with pytest.raises(ConfigurationError, match="bill: lock_group='account': give unique_on"):
+    with pytest.raises(ConfigurationError, match="bill: lock_group='account' with unique_on=None: give unique_on"):
         config_for(made(make_app(singleton_lock_group="account"), bill, lock_group=None))
 
 
