@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.faults.checker import bodies_of, figures, table, undecided
+from tests.faults.checker import bodies_of, figures, table, unfinished
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
@@ -135,13 +135,10 @@ class Soak:
 
     def finish(self, timeout: float) -> None:
         """Wait until all expected runs are done, all skippable messages are decided, and no lease is left."""
-        ledger = self._env.ledger
-        wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
 
         def missing() -> bool:
-            done = {event["task_id"] for event in ledger.events("end") if event["how"] == "return"}
-            events = ledger.events()
-            return bool(wanted - done or undecided(events, bodies_of(events), self._env.schedule))
+            events = self._env.ledger.events()
+            return bool(unfinished(events, bodies_of(events), self._env.schedule))
 
         deadline = time.monotonic() + timeout
         while missing() and time.monotonic() < deadline:
