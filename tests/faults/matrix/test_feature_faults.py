@@ -71,19 +71,17 @@ def test_store_in_trouble(fault: str) -> None:
 
 def test_store_away() -> None:
     """After an outage of two and a half TTLs all messages that waited run, with the holders' notice or after their end."""
-    with holding(TTL) as row:
-        with row.env.schedule.during("outage"):
-            row.env.store.pause()
-            row.env.last(2.5 * TTL)
-            row.env.store.resume()
+    with holding(TTL) as row, row.env.schedule.during("outage"):
+        row.env.store.pause()
+        row.env.last(2.5 * TTL)
+        row.env.store.resume()
 
 
 def test_store_emptied() -> None:
     """After a loss of data all messages that waited run, once their copies have come."""
-    with holding(TTL) as row:
-        with row.env.schedule.during("empty"):
-            row.env.store.stop()
-            row.env.store.start()
+    with holding(TTL) as row, row.env.schedule.during("empty"):
+        row.env.store.stop()
+        row.env.store.start()
 
 
 def test_revoked() -> None:
