@@ -535,4 +535,5 @@ def figures(events: Sequence[Event]) -> dict[str, int]:
         "lost": sum(event["what"] == "lost" for event in events),
         "duplicates": sum(event["what"] == "duplicate" for event in events),
         "sent": sum(event["what"] == "sent" for event in events),
+        "joined a line": sum(event.get("does") == "join" for event in events),
     }
