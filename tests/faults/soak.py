@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import random
 import sys
 import time
@@ -252,6 +253,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    logging.getLogger("celery_singleton_lock").addHandler(
+        logging.NullHandler()
+    )  # of the publisher, about planned faults
     with (
         broker() as which,
         WorkerEnvironment(ttl=TTL, broker=which, proxied=True, singleton_lock_queue_ttl=QUEUED) as env,

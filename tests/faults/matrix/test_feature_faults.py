@@ -110,6 +110,6 @@ def test_shutdown(kind: str) -> None:
             row.waits(TTL)
             begin = now()
             row.go()
-        bound = COPY if kind == "warm" else COPY + 6  # a child that is killed soon after its SIGTERM wakes nobody
+        bound = 2.0 if kind == "warm" else COPY + 6  # a child that is killed soon after its SIGTERM wakes nobody
         row.env.measured(f"33 {kind} shutdown: all that wait have started", bound, row.next_starts(begin))
         assert row.victim.exit_code(30) is not None, "the worker does not end"

@@ -59,6 +59,8 @@ def test_holders_worker_killed() -> None:
         fault = env.kill(victim)
         _all_run(env, "34 holder's worker killed", TTL + ALL, fault.at, waiting)
         assert [result.id for result in waiting] == [event["task_id"] for event in env.ledger.events("start")][1:]
+        env.last(TTL + 1)  # the last copies have come
+        assert MANY + 1 == len(env.ledger.events("start"))
 
 
 def test_worker_of_copies_killed(rabbitmq_server: RabbitMQServer) -> None:
