@@ -100,6 +100,17 @@ def test_late_wake(deliveries: Deliveries) -> None:
     assert "" == deliveries.store.wake(first)
 
 
+def test_copy_of_a_woken_message(backing: Backing, deliveries: Deliveries) -> None:
+    """A copy does not publish its message, if a wake has published it; it does so once the message has not come in its turn."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    assert "message a" == deliveries.store.wake(holder)
+    assert HELD is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
+    backing.wait(21)
+    assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
+
+
 def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
     """Between the holder's end and the head's start, neither a newcomer nor another one in line gets the lock."""
     holder = deliveries.held()
