@@ -296,7 +296,7 @@ MUTANTS = (
         "store/redis/acquire_line.lua",
         "  redis.call('ZADD', used, now + window, one, now + window, one .. ':' .. by)\n",
         "",
-        "test_line_faults.py::test_holders_worker_killed",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
         r"assert \(50 \+ 1\) ==|runs",
     ),
     Mutant(
@@ -304,7 +304,7 @@ MUTANTS = (
         "store/redis/acquire_line.lua",
         "is_turn = is_turn and (not head or head == ticket)\n",
         "",
-        "test_line_faults.py::test_holders_worker_killed",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
         r"order|assert \['",
     ),
     Mutant(
@@ -345,8 +345,8 @@ MUTANTS = (
         "worker/release.py",
         "                wake(state.task, execution.context.store, request)",
         "                pass",
-        "test_feature_faults.py::test_shutdown[warm]",
-        "33 warm shutdown",
+        "test_feature_faults.py::test_features_shutdown[warm]",
+        "36 warm shutdown",
     ),
     Mutant(
         "a limit counts the slots",
@@ -370,7 +370,7 @@ MUTANTS = (
         "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)",
         "                pass",
         "test_publish_faults.py::test_message_that_never_starts",
-        "38 message revoked|revoked is free",
+        "41 message revoked|revoked is free",
     ),
     Mutant(
         "an own retry keeps the lock",
