@@ -68,6 +68,8 @@ class Policy(ABC):
 
     #: Whether duplicates wait in line. Then newcomers ask the line, too, so that they do not overtake.
     uses_line: ClassVar[bool] = False
+    #: Whether another run stands for a duplicate. Then it cannot be used in a `lock_group`, where that may be other work.
+    needs_same_work: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, duplicate: Duplicate) -> Decision:

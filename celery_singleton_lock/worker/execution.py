@@ -70,7 +70,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
+            wanted.place = publish_copy(task, request, wanted, decision, result)
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:

@@ -59,17 +59,18 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
     return place._replace(quiet=quiet, max_quiet=policy.max_quiet)
 
 
-def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, quiet: float) -> Place:
+def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The delay is the rest of the quiet time, if there is one.
+    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then.
 
     The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
     state = state._replace(ticket=state.ticket or os.urandom(8).hex())
-    delay = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY, quiet or wanted.ttl))
+    hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
+    delay = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl))
     following = state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
@@ -108,7 +109,8 @@ def handle_copy(
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
+    limit = config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
     wanted.place = place_of(task, request, config.options.on_duplicate)
     try:
         result = store.acquire(wanted)
@@ -116,7 +118,7 @@ def handle_copy(
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
-                wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
+                wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
     except StoreError as error:  # the message does what `on_store_error` says
         logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)

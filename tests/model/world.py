@@ -54,6 +54,7 @@ class Delivery:
     next: str
     place: Place
     joins: bool = False  # in the line, by this acquire
+    slot: int = 0  # that it was granted
 
     @property
     def token(self) -> str:
@@ -74,6 +75,7 @@ class World:
         reserved: whether the first message has the lock from its publish on.
         purged: how many messages the broker may lose.
         steps: by how many steps time may advance.
+        limit: how many may run at once; 0: one, without slots.
     """
 
     messages: int = 3
@@ -85,12 +87,14 @@ class World:
     reserved: bool = False
     purged: int = 0
     steps: int = 8
+    limit: int = 0
     time: float = 0.0
     count: int = 0
     broker: tuple[Message, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     started: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    overtaking: tuple[str, ...] = ()  # newcomers that started in the turn of messages that waited
     gone: frozenset[str] = frozenset()  # messages that died with their worker, acknowledged before, or that were purged
     has_lost_data: bool = False
     store: Any = field(init=False)
@@ -99,7 +103,8 @@ class World:
         self.store = MemoryStore(clock=lambda: self.time)
         self.broker = tuple(Message(f"m{number}") for number in range(self.messages))
         if self.reserved:
-            self.store.acquire(LeaseRequest(BASE, DIGEST, queued_token("m0"), QUEUE_TTL, "m0", queued=True))
+            token = queued_token("m0")
+            self.store.acquire(LeaseRequest(BASE, DIGEST, token, QUEUE_TTL, "m0", queued=True, limit=self.limit))
 
     def copy(self) -> World:
         """Return an independent world in the same state."""
@@ -164,6 +169,14 @@ class World:
         """Return the tokens of the bodies that run."""
         return [one.token for one in self.deliveries if one.next == "end"]
 
+    def waiting(self) -> list[str]:
+        """Return the tickets of the messages that wait in line."""
+        return [ticket for line in self.store._lines.values() for ticket in line.waiting]
+
+    def holders(self) -> list[int]:
+        """Return the slots that are held."""
+        return list(self.store._held_slots(f"{BASE}:lock:{DIGEST}"))
+
     def _publish(self, message: Message) -> None:
         self.broker = tuple(sorted((*self.broker, message)))
 
@@ -198,9 +211,20 @@ class World:
     def _request(self, delivery: Delivery, place: Place | None) -> LeaseRequest:
         message = delivery.message
         token = LINE_TOKEN if message.is_copy else delivery.token
-        return LeaseRequest(
-            BASE, DIGEST, token, TTL, message.id, redelivered=message.redelivered, queued=message.is_copy, place=place
+        wanted = LeaseRequest(
+            BASE,
+            DIGEST,
+            token,
+            TTL,
+            message.id,
+            redelivered=message.redelivered,
+            queued=message.is_copy,
+            limit=self.limit,
         )
+        wanted.place = place
+        if self.limit and delivery.next == "end":
+            wanted.use_slot(delivery.slot)
+        return wanted
 
     def _acquire(self, place: int) -> None:
         delivery = self.deliveries[place]
@@ -214,7 +238,9 @@ class World:
         message = delivery.message
         if result.status is AcquireStatus.GRANTED:
             self.started = (*self.started, message.id)
-            self._set(delivery, next="end")
+            if not message.ticket and len(self.waiting()) + len(self.holders()) > max(1, self.limit):
+                self.overtaking = (*self.overtaking, message.id)
+            self._set(delivery, next="end", slot=result.slot)
         elif result.status is not AcquireStatus.HELD:
             self._finish(delivery)
         elif delivery.joins and result.is_waiting:
