@@ -127,6 +127,19 @@ class Several(Feature):
         assert ["slept", "slept"] == [result.get(timeout=30) for result in self.met]
 
 
+class SeveralInLine(Feature):
+    """Messages wait in line for one of several slots; the checker knows their order."""
+
+    name = "limit-wait"
+    holders = SEVERAL
+
+    def meet(self) -> None:
+        self.met = self.env.line_up(self.name, self.name, SEVERAL + 1, expect="once in peace", queue=OTHER)
+
+    def check(self) -> None:
+        assert ["slept"] * (SEVERAL + 1) == [result.get(timeout=30) for result in self.met]
+
+
 class AtPublish(Feature):
     """A call is not published while another of its signature runs, or waits in a queue, whose lock it has."""
 
@@ -156,7 +169,7 @@ class AtPublish(Feature):
         assert after.id != self.bodies[0]["task_id"]
 
 
-FEATURES: tuple[type[Feature], ...] = (InLine, OnceMore, Latest, Several, AtPublish)
+FEATURES: tuple[type[Feature], ...] = (InLine, OnceMore, Latest, Several, SeveralInLine, AtPublish)
 
 
 class Row:

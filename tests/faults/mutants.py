@@ -296,7 +296,7 @@ MUTANTS = (
         "store/redis/acquire_line.lua",
         "  redis.call('ZADD', used, now + window, one, now + window, one .. ':' .. by)\n",
         "",
-        "test_line_faults.py::test_holders_worker_killed",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
         r"assert \(50 \+ 1\) ==|runs",
     ),
     Mutant(
@@ -304,7 +304,7 @@ MUTANTS = (
         "store/redis/acquire_line.lua",
         "is_turn = is_turn and (not head or head == ticket)\n",
         "",
-        "test_line_faults.py::test_holders_worker_killed",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
         r"order|assert \['",
     ),
     Mutant(
@@ -345,8 +345,8 @@ MUTANTS = (
         "worker/release.py",
         "                wake(state.task, execution.context.store, request)",
         "                pass",
-        "test_feature_faults.py::test_shutdown[warm]",
-        "33 warm shutdown",
+        "test_feature_faults.py::test_features_shutdown[warm]",
+        "36 warm shutdown",
     ),
     Mutant(
         "a limit counts the slots",
@@ -355,6 +355,30 @@ MUTANTS = (
         "slot_limit + 1",
         "test_limit_faults.py::test_one_holder_killed[child]",
         "duplicate|overlap",
+    ),
+    Mutant(
+        "as many of the first in line as slots are free",
+        "store/redis/acquire_turns.lua",
+        "  is_turn = rank < free\n",
+        "  is_turn = free > 0\n",
+        "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a message is woken once, for one of several slots",
+        "store/redis/wake_slots.lua",
+        "one .. ':message', '')\n",
+        "one .. ':message', fields[2])\n",
+        "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
+        "assert",
+    ),
+    Mutant(
+        "starts that still run in other slots are no crashes",
+        "store/redis/acquire_running.lua",
+        "    too_many = crashed >= start_limit + 0\n",
+        "",
+        "tests/contract/test_limit.py::test_starts_that_run_are_no_crashes[redis]",
+        "assert",
     ),
     Mutant(
         "a message turns its reservation into its lease",
@@ -370,7 +394,7 @@ MUTANTS = (
         "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)",
         "                pass",
         "test_publish_faults.py::test_message_that_never_starts",
-        "38 message revoked|revoked is free",
+        "41 message revoked|revoked is free",
     ),
     Mutant(
         "an own retry keeps the lock",

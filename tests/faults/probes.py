@@ -26,14 +26,15 @@ _ERRORS = (redis.RedisError, OSError)
 
 #: The scripts with their parts, in the order in which calls pass them; those in one text come together.
 PARTS: dict[str, tuple[str, ...]] = {
-    "acquire": ("limit slot", "queued", "starts", "line", "quiet ripe left", "started"),
+    "acquire": ("limit slot", "queued", "starts", "running", "line", "turns named", "quiet ripe left", "started"),
     "holder": ("limit",),
     "leave": (),
     "reacquire": (),
-    "release": ("kept", "starts"),
+    "release": ("queued", "kept", "slot", "limit", "starts"),
     "renew": ("limit",),
     "revoke": ("limit",),
     "wake": (),
+    "wake_slots": (),
 }
 #: First part of the token of a reservation, which belongs to a message that no worker has started.
 RESERVED = "queued:"

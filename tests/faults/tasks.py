@@ -302,8 +302,10 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
     _register(app, "publish", on_duplicate=Skip(), lock_from="publish")
     _register(app, "publish-retry", on_duplicate=SOON, lock_from="publish")
-    _register(app, "limit", on_duplicate=SOON, lock_limit=SEVERAL)
-    _register(app, "late-limit", on_duplicate=SOON, lock_limit=SEVERAL, **LATE)
+    for name, policy in (("limit", SOON), ("limit-wait", Wait())):
+        _register(app, name, on_duplicate=policy, lock_limit=SEVERAL)
+        _register(app, f"late-{name}", on_duplicate=policy, lock_limit=SEVERAL, **LATE)
+        _register(app, f"publish-{name}", on_duplicate=policy, lock_limit=SEVERAL, lock_from="publish")
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
     _register(app, "lingering", on_duplicate=SOON, after_return=_linger)
     _register(app, "plain", singleton=False)

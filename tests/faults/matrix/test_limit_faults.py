@@ -1,4 +1,4 @@
-"""Fault 39: one of several holders of a signature ends, and the others go on."""
+"""Fault 42: one of several holders of a signature ends, and the others go on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_one_holder_killed(what: str) -> None:
         fault = env.kill_child(bodies[1]["pid"]) if what == "child" else env.kill(workers[1])
         fourth = env.body("a", SEVERAL + 1)
         bound = (CHILD_BOUND if what == "child" else TTL) + 1
-        env.measured(f"39 one of {SEVERAL} holders killed, {what}: the next starts", bound, since(fault, fourth["at"]))
+        env.measured(f"42 one of {SEVERAL} holders killed, {what}: the next starts", bound, since(fault, fourth["at"]))
         env.stay_held(TTL, bodies[0], bodies[2], fourth)
         env.go("a")
         assert ["held", "held"] == [result.get(timeout=20) for result in waiting]

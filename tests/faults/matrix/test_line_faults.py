@@ -1,4 +1,4 @@
-"""Faults 34 to 36: fifty messages in one line, and the end of the store, or of the holder's worker."""
+"""Faults 37 to 39: fifty messages in one line, and the end of the store, or of the holder's worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from celery.result import AsyncResult
 
 from tests.faults.harness import Worker, WorkerEnvironment, now
-from tests.servers import RabbitMQServer
+from tests.servers import RabbitMQServer, until
 
 #: Short, so that the copies of messages in line come soon.
 TTL = 4.0
@@ -42,7 +42,7 @@ def _fifty(
         assert MANY == env.in_line(name, "a")
         yield env, victim, waiting
         assert ["slept"] * MANY == [result.get(timeout=60) for result in waiting]
-        assert 0 == env.in_line(name, "a")
+        until(lambda: env.in_line(name, "a") == 0, "the line is empty")  # the holder's message may have joined it
         env.finish()
 
 
@@ -53,25 +53,25 @@ def _all_run(env: WorkerEnvironment, what: str, bound: float, since: float, wait
     env.measured(f"{what}, {MANY} in line: all have run", bound, now() - since)
 
 
-def test_holders_worker_killed() -> None:
+def test_fifty_and_a_killed_holder() -> None:
     """All messages in line run in the order in which they joined it, once the lease of the killed holder has expired."""
     with _fifty("wait", "once", OWN) as (env, victim, waiting):
         fault = env.kill(victim)
-        _all_run(env, "34 holder's worker killed", TTL + ALL, fault.at, waiting)
+        _all_run(env, "37 holder's worker killed", TTL + ALL, fault.at, waiting)
         assert [result.id for result in waiting] == [event["task_id"] for event in env.ledger.events("start")][1:]
         env.last(TTL + 1)  # the last copies have come
         assert MANY + 1 == len(env.ledger.events("start"))
 
 
-def test_worker_of_copies_killed(rabbitmq_server: RabbitMQServer) -> None:
+def test_fifty_and_killed_copies(rabbitmq_server: RabbitMQServer) -> None:
     """All messages run if the holder's worker dies with copies that it had; the broker delivers these to another worker."""
     with _fifty("late-wait", "once in peace", broker=rabbitmq_server) as (env, victim, waiting):
         fault = env.kill(victim)
         env.ledger.raise_flag("a.go")  # the holder's message comes again, too
-        _all_run(env, "35 worker of holder and copies killed", TTL + ALL, fault.at, waiting)
+        _all_run(env, "38 worker of holder and copies killed", TTL + ALL, fault.at, waiting)
 
 
-def test_store_emptied() -> None:
+def test_fifty_and_lost_data() -> None:
     """All messages run, one at a time, after the store has lost the line: each joins it again when its copy comes."""
     with _fifty("wait", "run", OWN) as (env, _, waiting):
         with env.schedule.during("empty") as fault:
@@ -79,5 +79,5 @@ def test_store_emptied() -> None:
             env.store.start()
         env.last(TTL / 2)
         env.go("a")
-        _all_run(env, "36 store emptied", TTL + ALL, fault.at, waiting)
+        _all_run(env, "39 store emptied", TTL + ALL, fault.at, waiting)
         assert MANY + 1 == len(env.ledger.events("start"))

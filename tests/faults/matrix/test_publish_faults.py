@@ -1,4 +1,4 @@
-"""Faults 37 and 38: between the publish of a message that has its lock and its start."""
+"""Faults 40 and 41: between the publish of a message that has its lock and its start."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ def test_message_that_never_starts() -> None:
             assert result.id == env.send("publish", tag).id == _reserved(env, tag)
         for tag, bound in {"expired": 2.0, "revoked": 3.0, "lost": QUEUED}.items():
             until(lambda tag=tag: not _reserved(env, tag), f"{tag} is free")  # type: ignore[misc]
-            env.measured(f"38 message {tag}: its lock is free", bound + SOON, now() - begin, at_least=bound - 0.5)
+            env.measured(f"41 message {tag}: its lock is free", bound + SOON, now() - begin, at_least=bound - 0.5)
         env.finish()
