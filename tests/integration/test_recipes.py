@@ -14,6 +14,7 @@ import pytest
 from celery import Celery, states
 
 from celery_singleton_lock import LockLost, TooManyStarts
+from tests.integration.conftest import forget_results
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorker, WorkerSpec
 from tests.integration.recipes_app import BLOCKS, HOUR, run_page
@@ -38,6 +39,7 @@ def page(local_workers: list[LocalWorker]) -> Iterator[SimpleNamespace]:
     """The names of the page, with an app that publishes to the worker."""
     names = run_page(local_workers[0].conf)
     yield SimpleNamespace(**names)
+    forget_results(names["app"])
     names["app"].close()
 
 
