@@ -485,6 +485,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
     "store_auto": {"on_store_error": "raise", "autoretry_for": (Exception,)},
     "store_run": {"on_store_error": "run"},
+    "store_run_wait": {"on_store_error": "run", "on_duplicate": "wait", "lock_ttl": 2},
     "store_raise": {"on_store_error": "raise"},
     "hooked": {"base": Hooked, "on_duplicate": "skip"},
     "hooked_retry": {"base": Hooked, "on_duplicate": SOON},

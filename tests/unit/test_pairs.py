@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock import ConfigurationError, Holder, MaxStarts, SingletonTask, StoreUnavailable
 from celery_singleton_lock.config.exclusions import EXCLUSIONS
 from celery_singleton_lock.config.options import TASK_OPTIONS, Options
 from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.policies import NAMED, as_policy
+from celery_singleton_lock.testing import assert_free, assert_held
+from celery_singleton_lock.worker.outcome import policy_of
 from tests.pairs import NEEDS, PAIRS, VALUES, Pair, completed, options_of, refused_in
+from tests.unit import test_execution
+from tests.unit.test_execution import Store, raising, renew_due
+from tests.unit.test_task import deliver
+
+clock, store = test_execution.clock, test_execution.store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "OPTIONS.md"
 
@@ -35,8 +43,9 @@ def names_both(text: str, pair: Pair) -> bool:
 
 
 def test_all_options_have_values() -> None:
-    """The walk below covers each option."""
-    assert list(TASK_OPTIONS) == sorted(VALUES, key=list(TASK_OPTIONS).index)
+    """The walk below covers each option and each policy."""
+    assert TASK_OPTIONS.keys() == VALUES.keys()
+    assert set(map(type, NAMED.values())) <= {type(as_policy(value)) for value in VALUES["on_duplicate"].values()}
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(VALUES, 2)))
@@ -75,8 +84,6 @@ def test_each_rule_is_met() -> None:
 
 def test_policy_that_a_callable_chooses(app: Celery) -> None:
     """A policy that a callable chooses is refused in the same way, when it is chosen."""
-    from celery_singleton_lock.holder import Holder
-    from celery_singleton_lock.worker.outcome import policy_of
 
     def chosen(task: Any, holder: Holder) -> str:
         return "run_once_more"
@@ -88,6 +95,31 @@ def test_policy_that_a_callable_chooses(app: Celery) -> None:
         ConfigurationError, match=r"task sync: lock_group='accounts' with on_duplicate=RunOnceMore\(.*: \w"
     ):
         policy_of(task, config_for(app.tasks["sync"]).options, Holder())
+
+
+def test_run_without_a_store(singleton: Any, store: Store) -> None:
+    """A run without a lock, as the store is away, leaves no hold, counts as no start, and has no cap."""
+    leases = []
+
+    @singleton(
+        name="x",
+        bind=True,
+        on_store_error="run",
+        lock_at_least=60,
+        lock_at_most=90,
+        max_starts=MaxStarts(1, count="unsuccessful"),
+    )
+    def task(self: Any) -> str:
+        leases.append(self.lease)
+        return "ran"
+
+    store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
+    assert "ran" == deliver(task, task_id="id-1").retval
+    renew_due(task)
+    assert_free(task)
+    assert "ran" == deliver(task, task_id="id-2").retval
+    assert [False, True] == [lease.protected for lease in leases]
+    assert ("held", "id-2") == (assert_held(task).state, assert_held(task).task_id)
 
 
 def test_table_of_the_page() -> None:
