@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from celery.result import AsyncResult
 from celery_singleton_lock import DuplicateTask, Replace
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
 from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 
 
@@ -155,6 +157,19 @@ def test_stubborn_body_is_terminated(env: WorkerEnvironment, prefork: None) -> N
     assert "done" == env.get(second)
     assert [first.id, second.id] == order(env)
     assert 1 == len(env.worker.lines("WARNING", second.id, "terminated"))
+
+
+@pytest.mark.parametrize("greenlets", ["gevent", "eventlet"])
+def test_greenlet_is_terminated(
+    env: WorkerEnvironment, prefork: None, fresh_worker: Callable[..., LocalWorkerNode], greenlets: str
+) -> None:
+    """So is a greenlet."""
+    queue = fresh_worker(WorkerSpec(greenlets, 4)).worker_queue
+    first = env.hold("replace_hard", queue=queue)
+    second = env.job("replace_hard").apply_async((env.tag,), queue=queue)
+    env.wait_for_state(first, states.REVOKED)
+    assert "done" == env.get(second)
+    assert_one_at_a_time(env)
 
 
 def test_stream_of_newcomers(env: WorkerEnvironment, prefork: None) -> None:
