@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,10 +59,15 @@ class Records:
             return True
         time = self._clock()
         starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
-        if len(starts) >= limit.n and wanted.token not in starts:
+        # With several holders, starts that still run are no crashes.
+        runs = self._runs if wanted.limit and limit.count == "crashed" else lambda base, token: False
+        if sum(not runs(wanted.base, token) for token in starts) >= limit.n and wanted.token not in starts:
             return False
         self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
         return True
+
+    def _runs(self, base: str, token: str) -> bool:
+        return self._find(f"{base}:attempt:{token}") is not None
 
     def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
         """Forget the starts that count no more."""
@@ -121,11 +127,26 @@ class Records:
         keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
         return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
 
+    def _free_slots(self, wanted: LeaseRequest) -> int:
+        return wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
+
     def _lock_of(self, wanted: LeaseRequest) -> str:
         if not wanted.by_token:
             return wanted.lock
+        if wanted.queued:  # a reservation
+            held = self._held_slots(wanted.slot_lock(0))
+            return next((wanted.slot_lock(slot) for slot, one in held.items() if one.token == wanted.token), "")
         attempt = self._find(wanted.attempt)
         return attempt.token if attempt else ""
+
+    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
+        """Store the fence of a grant, a new one if none is given, and return it."""
+        last = self._records.get(f"{base}:fence", Record("", 0)).fence
+        if fence is None:
+            fence = max(last + 1, int(self._clock() * 1e6))
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
+        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
+        return fence
 
     def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
         self._records[key] = Record(token, self._clock() + ttl, **fields)

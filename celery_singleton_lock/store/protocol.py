@@ -67,7 +67,7 @@ class LeaseRequest:
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
     lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
-    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
+    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
 
     def __post_init__(self) -> None:
@@ -174,7 +174,7 @@ class Waiting(IntFlag):
 
     NOBODY = 0
     REDELIVERY = 1  # for the outcome: see `LockStore.record_outcome`
-    LINE = 2  # for the lock, which is reserved for the head of the line: see `LockStore.wake`
+    LINE = 2  # for the lock, which is reserved for the head of the line, or for a slot: see `LockStore.wake`
 
 
 class RenewResult(Enum):
@@ -223,7 +223,10 @@ class LockStore(Protocol):
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
-        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish."""
+        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish.
+
+        With a limit: the first message in line whose turn it is and that was not returned before.
+        """
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         """Take a message out of the line, and have its copies dropped; return nothing."""

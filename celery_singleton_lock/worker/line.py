@@ -63,14 +63,16 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The delay is the rest of the quiet time, if there is one. A holder that was asked to stop long ago is terminated.
+    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. A holder that was
+    asked to stop long ago is terminated.
 
     The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
     state = state._replace(ticket=state.ticket or os.urandom(8).hex())
-    delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or wanted.ttl, decision.within)
+    hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
+    delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl, decision.within)
     delay = shortened(task.app, delay)
     following = state.copy + 1 + random.random()
     copied = state._replace(
@@ -112,7 +114,8 @@ def handle_copy(
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
+    limit = config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
     wanted.place = place_of(task, request, config.options.on_duplicate)
     try:
         result = store.acquire(wanted)

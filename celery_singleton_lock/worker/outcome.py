@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.config.exclusions import refuse_exclusions
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
@@ -139,10 +141,7 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     policy = as_policy(answer := chosen(task, holder))
     if policy is None:
         raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
-    if policy.uses_line and options.is_limited:
-        raise ConfigurationError(
-            f"task {task.name}: on_duplicate returned {answer!r} with lock_limit: a line has one holder"
-        )
+    refuse_exclusions(task.name, replace(options, on_duplicate=policy))
     if getattr(policy, "quiet", 0.0):
         raise ConfigurationError(
             f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"

@@ -484,6 +484,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "limit": {"lock_limit": 3, "on_duplicate": SOON},
     "limit_skip": {"lock_limit": 2, "lock_ttl": 60},
     "limit_by_plan": {"lock_limit": lambda tag: 2 if tag.endswith("paid") else 1},
+    "limit_wait": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 4},
+    "limit_wait_long": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 60},
+    "limit_once_more": {"lock_limit": 2, "on_duplicate": "run_once_more", "lock_ttl": 60},
+    "limit_publish": {"lock_limit": 2, "lock_from": "publish", "lock_ttl": 60},
+    "limit_publish_wait": {"lock_limit": 2, "lock_from": "publish", "on_duplicate": "wait", "lock_ttl": 60},
+    "limit_starts": {"lock_limit": 3, "max_starts": 1, "lock_ttl": 60},
     "late": {"acks_late": True, "on_duplicate": SOON},
     "comes_back": {"acks_late": True, "reject_on_worker_lost": True},
     "throttled": {"lock_ttl": 60, "lock_at_least": 3},
@@ -608,7 +614,7 @@ def _add_secret_tasks(app: Celery) -> None:
 
 
 def _add_group(app: Celery) -> None:
-    """Add two tasks that share their locks; the first has the default policy."""
+    """Add two tasks that share their locks, of which the first has the default policy, and two with a limit."""
     options: dict[str, Any] = {"shared": False, "bind": True, "base": SingletonTask, "lock_group": "customers"}
 
     @app.task(name="group.bill", unique_on="customer", **options)
@@ -618,6 +624,16 @@ def _add_group(app: Celery) -> None:
     @app.task(name="group.export", lock_key="{client}", on_duplicate=SOON, **options)
     def export(self: Task, tag: str, client: str, acts: Any = "return") -> str:
         return perform(self, tag, acts)
+
+    options.update(lock_group="exports", lock_limit=3)
+
+    @app.task(name="exports.orders", unique_on="customer", **options)
+    def orders(self: Task, tag: str, customer: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+    @app.task(name="exports.invoices", unique_on="client", **options)
+    def invoices(self: Task, tag: str, client: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
 
 
 def _add_by_base(app: Celery) -> None:

@@ -31,7 +31,9 @@ end
 local is_turn = not owner or owner == 'queued:line'
 if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
 is_turn = is_turn and (not head or head == ticket)
+--@turns
 --@ripe
+--@named
 if is_turn and owner then
   redis.call('HDEL', KEYS[1], 'state', 'woken')
   owner = nil

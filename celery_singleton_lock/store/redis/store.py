@@ -74,7 +74,11 @@ class RedisStore:
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         line, waiting, _ = line_keys(wanted.base, wanted.digest)
-        return str(self._run(_call("wake", (wanted.lock, line, waiting), (_ms(wanted.ttl),)), timeout))
+        call = _call("wake", (wanted.lock, line, waiting), (_ms(wanted.ttl),))
+        if wanted.limit:
+            keys = (wanted.slot_lock(0), line, waiting, wanted.slots)
+            call = _call("wake_slots", keys, (_ms(wanted.ttl), str(wanted.limit)))
+        return str(self._run(call, timeout))
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         self._run(_call("leave", line_keys(wanted.base, wanted.digest), (ticket, _ms(COPY_TTL))), timeout)
@@ -136,7 +140,8 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 def _request_call(
     verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
 ) -> ScriptCall:
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised or wanted.limit else "")
+    is_noted = wanted.supervised or (wanted.limit and not wanted.queued)
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if is_noted else "")
     return _call(verb, (lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
@@ -150,6 +155,8 @@ def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
     if wanted.max_starts is not None:
         limit = wanted.max_starts
         parts.append(Part("starts", (wanted.starts,), (str(limit.n), _ms(limit.per))))
+        if wanted.limit and limit.count == "crashed":
+            parts.append(Part("running"))
     if wanted.place:
         parts += _line_parts(wanted, wanted.place)
     return parts
@@ -165,11 +172,10 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
     parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
     if place.stop:
-        parts += [
-            Part("replaced", (replaced_key(wanted.base),)),
-            Part("asked"),
-            *([Part("stop")] if place.room else []),
-        ]
+        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("asked")]
+        parts += [Part("stop")] if place.room else []
+    if wanted.limit:
+        parts += [Part("turns"), Part("named")]
     if place.quiet:
         quiet = (_ms(place.quiet), _ms(place.max_quiet))
         parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
@@ -178,7 +184,13 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
 
 def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None) -> ScriptCall:
     keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    parts = [Part("kept", (), (kept.token, kept.state, _ms(kept.ttl)))] if kept else []
+    parts: list[Part] = []
+    if wanted.limit and wanted.queued:
+        parts.append(Part("queued", (wanted.slots, wanted.slot_lock(0))))
+    if kept:
+        parts.append(Part("kept", (), (kept.token, kept.state, _ms(kept.ttl))))
+    if wanted.limit:
+        parts.append(Part("slot", (wanted.slots,)) if kept else Part("limit"))
     if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
         parts.append(Part("starts", (wanted.starts,), (ended,)))
     return _call("release", keys, (wanted.token, _ms(wanted.ttl), "1" if success else ""), parts)
