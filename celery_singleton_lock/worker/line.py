@@ -53,7 +53,8 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
     uses_line = isinstance(policy, Policy) and policy.uses_line
     if not state.ticket and not uses_line:
         return None
-    place = Place(state.ticket, state.copy, stop=uses_line and policy.stops_holder and not request.retries)
+    may_stop = policy.stops_holder if isinstance(policy, Policy) else True
+    place = Place(state.ticket, state.copy, stop=may_stop and not request.retries)
     quiet = getattr(policy, "quiet", 0.0)
     if not quiet or request.retries or request.is_eager or goes_to_several_queues(task.app, request):
         return place

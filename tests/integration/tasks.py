@@ -527,6 +527,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "replace": {"on_duplicate": Replace(grace=120), "lock_ttl": 60},
     "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
     "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},
+    "replace_chosen": {"on_duplicate": lambda task, holder: Replace(grace=1.5), "lock_ttl": 60},
     "replace_impatient": {"on_duplicate": Replace(grace=120, max_wait=1.5), "lock_ttl": 1},
     "replace_late": {"on_duplicate": "replace", "lock_ttl": 60, "acks_late": True, "reject_on_worker_lost": True},
     "replace_auto": {"on_duplicate": "replace", "on_lock_lost": "raise", "autoretry_for": (Exception,)},

@@ -201,17 +201,22 @@ def test_body_that_cannot_be_terminated(env: WorkerEnvironment, pool: str) -> No
     assert [] == env.worker.lines("NotImplementedError")
 
 
-def test_other_holder(env: WorkerEnvironment, pool: str) -> None:
-    """Options of one call replace a holder with another policy: it does not look, but it is terminated after `grace`."""
-    first = env.hold("skip")
-    second = env.job("skip").apply_async((env.tag,), lock_options={"on_duplicate": Replace(grace=1.5)})
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("skip", {"lock_options": {"on_duplicate": Replace(grace=1.5)}}), ("replace_chosen", {})],
+    ids=["options of a call", "callable"],
+)
+def test_holder_that_does_not_look(env: WorkerEnvironment, pool: str, name: str, options: dict[str, Any]) -> None:
+    """A holder with another policy, or with a callable, does not look, but it is terminated after `grace`."""
+    first = env.hold(name)
+    second = env.job(name).apply_async((env.tag,), **options)
     if pool == "prefork":
         env.wait_for_state(first, states.REVOKED)
     else:
         env.worker.wait_for_lines("WARNING", second.id, "cannot terminate")
         env.let_go()
     assert "done" == env.get(second)
-    assert_one_at_a_time(env)
+    assert order(env) == [first.id, second.id]
 
 
 def test_canvas(env: WorkerEnvironment) -> None:

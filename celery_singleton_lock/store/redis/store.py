@@ -54,10 +54,9 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
-        count, head, is_waiting, *times = more[7:] or (0, None, None)
+        count, head, waits, *times = more[7:] or (0, None, None)
         quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
-        held, holder = AcquireStatus.HELD, _holder(more[:7])
-        return AcquireResult(held, holder, 0, 0, count, head or "", bool(is_waiting), quiet, asked)
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(waits), quiet, asked)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
@@ -172,8 +171,7 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
     parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
     if place.stop:
-        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("asked")]
-        parts += [Part("stop")] if place.room else []
+        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("stop"), Part("asked")]
     if wanted.limit:
         parts += [Part("turns"), Part("named")]
     if place.quiet:
