@@ -44,6 +44,12 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
     ),
     (
         "lock_limit",
+        "on_duplicate",
+        lambda options: options.is_limited and getattr(options.on_duplicate, "stops_holder", False),
+        "a newcomer replaces one holder",
+    ),
+    (
+        "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
         "a hold keeps the whole signature",

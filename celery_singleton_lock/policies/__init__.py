@@ -4,12 +4,13 @@ from collections.abc import Mapping
 
 from celery_singleton_lock.policies.decisions import Policy
 from celery_singleton_lock.policies.raise_ import Raise
+from celery_singleton_lock.policies.replace import Replace
 from celery_singleton_lock.policies.retry_later import RetryLater
 from celery_singleton_lock.policies.run_once_more import RunOnceMore
 from celery_singleton_lock.policies.skip import Skip
 from celery_singleton_lock.policies.wait import Wait
 
-__all__ = ["Policy", "Raise", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
+__all__ = ["Policy", "Raise", "Replace", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
 
 #: The policies that have a name, for the option `on_duplicate`.
 NAMED: dict[str, Policy] = {
@@ -18,6 +19,7 @@ NAMED: dict[str, Policy] = {
     "raise": Raise(),
     "wait": Wait(),
     "run_once_more": RunOnceMore(),
+    "replace": Replace(),
 }
 
 

@@ -36,6 +36,8 @@ class MemoryStore(Records):
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
             record = completed or self._find(lock)
+            if wanted.place and wanted.place.stop and (status := self._is_replaced(wanted, record)):
+                return AcquireResult(status)
             is_reserved = record is not None and record.token == protocol.queued_token(wanted.task_id) != wanted.token
             if is_reserved:
                 record = self._records.pop(lock) and None
@@ -57,6 +59,7 @@ class MemoryStore(Records):
         refused = line.refused(place)
         if refused:
             return AcquireResult(refused)
+        asked, record = self._ask_to_stop(wanted, place, record)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
         is_turn = self._is_turn(wanted, place, line, record)
         if wanted.limit and record is None and is_turn and wanted.token == protocol.LINE_TOKEN:
@@ -77,7 +80,9 @@ class MemoryStore(Records):
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet)
+        return AcquireResult(
+            AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet, asked
+        )
 
     def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
         """Tell whether no other message comes before this one, once the lock or a slot is free."""
@@ -130,7 +135,7 @@ class MemoryStore(Records):
         if record and record.token == lease.token:
             for found in filter(None, (record, attempt)):
                 found.expires = self._clock() + lease.ttl
-            return RenewResult.RENEWED
+            return RenewResult.STOP if lease.stoppable and record.stop == lease.token else RenewResult.RENEWED
         if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
         return RenewResult.NOT_OWNER if record else RenewResult.MISSING

@@ -11,7 +11,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.protocol import COPY_TTL, LINE_TOKEN, AcquireStatus, LeaseRequest, Place, replaced_key
 
 
 @dataclass
@@ -27,6 +27,8 @@ class Record:
     redelivered: bool = False
     fence: int = 0
     state: str = "running"
+    stop: str = ""  # token of the holder that is asked to stop
+    asked: float = 0.0  # since when
     woken: bool = False  # reserved for a head of the line whose message was published
     starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
@@ -83,6 +85,32 @@ class Records:
     def _line(self, wanted: LeaseRequest) -> Line:
         used = self._used.setdefault(wanted.base, {})
         return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
+
+    def _is_replaced(self, wanted: LeaseRequest, holder: Record | None) -> AcquireStatus | None:
+        """Tell whether another message has replaced this one, as `acquire_replaced.lua` does."""
+        if holder and holder.task_id == wanted.task_id:
+            return None
+        key = f"{replaced_key(wanted.base)}:%s:{wanted.task_id}"
+        if self._find(key % "queued"):
+            return AcquireStatus.SUPERSEDED
+        return AcquireStatus.REPLACED if wanted.redelivered and self._find(key % "running") else None
+
+    def _ask_to_stop(self, wanted: LeaseRequest, place: Place, holder: Record | None) -> tuple[float, Record | None]:
+        """Do as `acquire_stop.lua`; return since how many seconds the holder is asked to stop, and who holds the lock now."""
+        if holder is None:
+            return 0.0, None
+        asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
+        is_own = holder.token == wanted.token or holder.task_id == wanted.task_id
+        if not (place.stop and place.room) or is_own or holder.token == LINE_TOKEN or holder.state == "held":
+            return asked, holder
+        ttl = max(COPY_TTL, holder.expires - self._clock())
+        self._put(f"{replaced_key(wanted.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        if holder.state == "queued":
+            del self._records[wanted.lock]
+            return 0.0, None
+        if holder.stop != holder.token:
+            holder.stop, holder.asked = holder.token, self._clock()
+        return asked, holder
 
     def _choose_slot(self, wanted: LeaseRequest) -> int:
         """Return the slot that a request concerns, as `acquire_limit.lua` does."""

@@ -404,6 +404,46 @@ MUTANTS = (
         "tests/integration/test_publish.py::test_own_retry_keeps_the_lock[prefork]",
         "the retry waits",
     ),
+    Mutant(
+        "a request to stop is for one holder alone",
+        "store/redis/renew_stop.lua",
+        "redis.call('HGET', lock, 'stop') == token",
+        "redis.call('HEXISTS', lock, 'stop') == 1",
+        "tests/contract/test_replace.py::test_next_holder_is_not_asked[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a holder's time of grace begins once",
+        "store/redis/acquire_stop.lua",
+        "  elseif not asked then\n",
+        "  else\n",
+        "tests/contract/test_replace.py::test_how_long_the_holder_is_asked[redis]",
+        "comparison failed",
+    ),
+    Mutant(
+        "a replaced message is not run again",
+        "store/redis/acquire_replaced.lua",
+        "  if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end\n",
+        "",
+        "tests/contract/test_replace.py::test_redelivery_of_a_replaced_message[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a replaced reservation is remembered",
+        "store/redis/acquire_stop.lua",
+        "  redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))\n",
+        "  redis.call('PEXPIRE', replaced, 1000)\n",
+        "tests/contract/test_replace.py::test_reservation_is_replaced[redis-message]",
+        "assert",
+    ),
+    Mutant(
+        "a replaced task is not retried",
+        "task.py",
+        "            raise exc\n",
+        "            pass\n",
+        "tests/integration/test_replace.py::test_autoretry[prefork]",
+        "REVOKED",
+    ),
 )
 
 

@@ -29,6 +29,7 @@ from celery_singleton_lock import (
     Holder,
     MaxStarts,
     Raise,
+    Replace,
     RetryLater,
     RunOnceMore,
     SingletonMixin,
@@ -89,6 +90,22 @@ def _hold_watching(task: Task, tag: str, seconds: float) -> str:
             told = True
         time.sleep(0.05)
     return "supervised"
+
+
+def _obey(task: Task, tag: str, seconds: float) -> str:
+    """Go on for a moment after the lease is no longer held, and return."""
+    while task.lease.held:
+        time.sleep(0.02)
+    recorder_of(task.app).note(tag, "not-held")
+    time.sleep(seconds)
+    return "obeyed"
+
+
+def _ensure(task: Task, tag: str, seconds: float) -> str:
+    """Ask the lease again and again, as a body does before each step."""
+    while True:
+        task.lease.ensure()
+        time.sleep(0.02)
 
 
 def _sleep(task: Task, tag: str, seconds: float) -> str:
@@ -228,6 +245,8 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _hold,
         _hold_raise,
         _hold_watching,
+        _obey,
+        _ensure,
         _sleep,
         _sleep_swallowing,
         _spin,
@@ -506,6 +525,15 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
     "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
+    "replace": {"on_duplicate": Replace(grace=120), "lock_ttl": 60},
+    "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
+    "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},
+    "replace_chosen": {"on_duplicate": lambda task, holder: Replace(grace=1.5), "lock_ttl": 60},
+    "replace_impatient": {"on_duplicate": Replace(grace=120, max_wait=1.5), "lock_ttl": 1},
+    "replace_late": {"on_duplicate": "replace", "lock_ttl": 60, "acks_late": True, "reject_on_worker_lost": True},
+    "replace_auto": {"on_duplicate": "replace", "on_lock_lost": "raise", "autoretry_for": (Exception,)},
+    "replace_throttled": {"on_duplicate": "replace", "lock_at_least": 4, "lock_ttl": 2},
+    "replace_publish": {"on_duplicate": "replace", "lock_from": "publish", "on_lock_lost": "raise"},
     "debounce": {"on_duplicate": RunOnceMore(quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
     "debounce_latest": {"on_duplicate": RunOnceMore(keep="latest", quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
     "rude_call": {"base": RudeCall},

@@ -37,7 +37,7 @@ OUTCOMES = {
 #: Of a call under `lock_from="publish"`, where its policy applies to the publish.
 AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
 #: Keys of a task that expire when nothing has run for a while (CONTRIBUTING.md, "Keys in the store").
-EXPIRING = {"recent", "slots", "starts", "used", "waiting"}
+EXPIRING = {"recent", "replaced", "slots", "starts", "used", "waiting"}
 #: Seconds for which a case waits for what may take long.
 LATE = 40.0
 #: Cases that run side by side. Each occupies up to three children.
@@ -116,6 +116,11 @@ class Case:
             duplicate = self.meet(running[0])
         finally:
             self.let_go()
+        if self.has("on_duplicate=replace") and self.has("on_lock_lost=raise"):  # it may just learn that it is to stop
+            until(lambda: running[0].state in ("SUCCESS", "REVOKED"), "the replaced body has ended", LATE)
+            assert "held" == self.value(duplicate)
+            self.check_end()
+            return
         assert ["held"] * len(running) == [self.value(result) for result in running]
         if self.outcome.startswith("runs"):
             assert "held" == self.value(duplicate)

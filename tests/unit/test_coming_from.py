@@ -17,7 +17,7 @@ from celery_singleton_lock.policies import NAMED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMING_FROM.md"
 #: Policies and fields that the page mentions and that are yet to come. It shrinks, until it is empty.
-PLANNED: dict[str, set[str]] = {"Join": set(), "Replace": {"grace"}}
+PLANNED: dict[str, set[str]] = {"Join": set()}
 
 CLASSES = {type(policy).__name__: type(policy) for policy in NAMED.values()} | {"MaxStarts": MaxStarts}
 FIELDS = {name: {field.name for field in fields(cls)} for name, cls in CLASSES.items()}

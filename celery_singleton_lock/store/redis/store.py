@@ -21,6 +21,7 @@ from celery_singleton_lock.store.protocol import (
     RenewResult,
     Waiting,
     line_keys,
+    replaced_key,
     task_keys,
 )
 from celery_singleton_lock.store.redis.connection import Command
@@ -53,9 +54,9 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
-        count, head, is_waiting, *left = more[7:] or (0, None, None)
-        quiet = left[0] / 1000 if left else 0.0
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(is_waiting), quiet)
+        count, head, waits, *times = more[7:] or (0, None, None)
+        quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(waits), quiet, asked)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
@@ -169,6 +170,8 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
     parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
+    if place.stop:
+        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("stop"), Part("asked")]
     if wanted.limit:
         parts += [Part("turns"), Part("named")]
     if place.quiet:
@@ -193,7 +196,9 @@ def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None)
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
-    parts = (Part("limit"),) if any(one.limit for one in leases) else ()
+    parts = [Part("limit")] if any(one.limit for one in leases) else []
+    if any(one.stoppable for one in leases):
+        parts.append(Part("stop", (), ("".join(str(int(one.stoppable)) for one in leases),)))
     return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))], parts)
 
 
