@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands, cycle, duplicate, imports, keys, memory, path, pools, sweep
+from benchmarks import commands, cycle, duplicate, idle, imports, keys, memory, path, pools, storm, sweep
 from benchmarks.picture import svg_of
 from benchmarks.report import Section, json_of, text_of
 from benchmarks.stage import Stage, stage
@@ -30,6 +30,8 @@ BENCHMARKS: dict[str, Callable[[Stage], Section]] = {
     "g-memory": memory.run,
     "h-keys": keys.run,
     "i-imports": imports.run,
+    "j-idle": idle.run,
+    "k-storm": storm.run,
 }
 DISTRIBUTIONS = ("celery", "redis", "hiredis", "gevent", "celery-once", "celery-singleton", "python-redis-lock")
 

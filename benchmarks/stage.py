@@ -91,6 +91,7 @@ class Stage:
         """Empty both servers."""
         self.client.flushall()
         self.broker_client.flushall()
+        self.client.config_resetstat()
 
 
 @contextmanager

@@ -44,12 +44,14 @@ class Worker:
         stage: whose servers it uses.
         pool: Celery's name of the pool.
         concurrency: how many bodies at once.
+        app: module of its app.
     """
 
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1) -> None:
+    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, app: str = "benchmarks.worker_app") -> None:
+        self._app = app
         self._stage = stage
         self._concurrency = concurrency
-        self._queue = f"benchmarks-{next(stage.numbers)}"
+        self.queue = f"benchmarks-{next(stage.numbers)}"
         self._directory = new_directory("worker")
         self._process = Process(self._command(pool), Path(self._directory) / "worker.log", self._environment(pool))
 
@@ -63,8 +65,8 @@ class Worker:
 
     def _command(self, pool: str) -> list[str]:
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
-        where = ["--pool", pool, "--concurrency", str(self._concurrency), "--queues", self._queue]
-        return [sys.executable, "-m", "celery", "-A", "benchmarks.worker_app", "worker", *where, *quiet]
+        where = ["--pool", pool, "--concurrency", str(self._concurrency), "--queues", self.queue]
+        return [sys.executable, "-m", "celery", "-A", self._app, "worker", *where, *quiet]
 
     def _environment(self, pool: str) -> dict[str, str]:
         own = {
@@ -89,7 +91,7 @@ class Worker:
         calls = [(next(self._stage.numbers), "account-17", seconds) for _ in range(size)]
         before, begin = self._clocks(), perf_counter()
         for args in calls:
-            task.apply_async(args, queue=self._queue)
+            task.apply_async(args, queue=self.queue)
         published = perf_counter() - begin
         self._stage.broker_client.rpush(OPEN, 1)
         drained, bodies = json.loads(self._answer(DONE))
@@ -108,7 +110,7 @@ class Worker:
     def _close_gates(self, size: int) -> None:
         self._stage.broker_client.delete(REACHED)
         for number in range(self._concurrency):
-            self._stage.app.send_task("benchmarks.gate", (size, number == 0), queue=self._queue)
+            self._stage.app.send_task("benchmarks.gate", (size, number == 0), queue=self.queue)
         for _ in range(self._concurrency):
             self._answer(REACHED)
 

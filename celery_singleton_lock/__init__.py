@@ -13,7 +13,7 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.policies import Join, Policy, Raise, RetryLater, RunOnceMore, Skip, Wait
+from celery_singleton_lock.policies import Join, Policy, Raise, Replace, RetryLater, RunOnceMore, Skip, Wait
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
@@ -26,6 +26,7 @@ __all__ = [
     "MaxStarts",
     "Policy",
     "Raise",
+    "Replace",
     "RetryLater",
     "RunOnceMore",
     "SignatureError",

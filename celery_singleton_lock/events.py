@@ -34,6 +34,10 @@ class EventLogger:
         self._report(_log, state, "lost its lock %s and is still running")
         self._report(_send_for, signals.lock_lost, state)
 
+    def replaced(self, state: LeaseState) -> None:
+        self._report(_log, state, "is to stop, as a newer message replaces it; it keeps its lock %s until it ends")
+        self._report(_send_for, signals.lock_lost, state)
+
     def reacquired(self, state: LeaseState) -> None:
         self._report(_log, state, "reacquired its lock %s, which was missing from the store")
 

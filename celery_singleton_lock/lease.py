@@ -11,16 +11,19 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.store.protocol import LeaseRequest
 
+#: Longest time, in seconds, after which a task that can be replaced learns that it is to stop, while its store can be reached.
+STOP_INTERVAL = 1.0
+
 
 class LeaseState:
     """The state of one lease. Times are in seconds on `now`'s clock.
 
-    Execution creates and ends it, renewal moves its deadline or marks it as lost. Both ends are final.
+    Execution creates and ends it, renewal moves its deadline or marks it as lost or to be stopped. All three are final.
     """
 
     __slots__ = (
-        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "lost", "reacquired", "request", "task",
-        "unreleased", "verify"
+        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "lost", "reacquired", "request",
+        "stopped", "task", "unreleased", "verify"
     )  # fmt: skip
 
     def __init__(self, request: LeaseRequest, task: Any = None) -> None:
@@ -33,6 +36,7 @@ class LeaseState:
         self.held_until = 0.0  # the lock stays until then if the body succeeds
         self.unreleased = True  # the store may have a lock of this token
         self.lost = False
+        self.stopped = False  # a newer message asks the body to stop; the lock stays ours until it does
         self.ended = False  # the body is over
         self.reacquired = False  # a call to reacquire was sent, which the store may execute late
         self.interrupt: Any = None
@@ -47,9 +51,13 @@ class LeaseState:
     def renewed(self, sent_at: float) -> None:
         """Move the deadline: it counts from before the call that succeeded was sent."""
         self.deadline = sent_at + self.request.ttl
-        self.due = sent_at + self.request.ttl / 3
+        self.due = sent_at + self.shortened(self.request.ttl / 3)
         if self.deadline > self.cap:
             self.deadline, self.due = self.cap, min(self.due, self.cap)
+
+    def shortened(self, interval: float) -> float:
+        """Return the time to the next renewal: this one, or less if the body can be asked to stop."""
+        return min(interval, STOP_INTERVAL) if self.request.stoppable else interval
 
     def is_active(self, time: float) -> bool:
         """Tell whether the lease is to be renewed, or reacquired."""
@@ -60,9 +68,13 @@ class LeaseState:
         left = self.deadline - time
         return min(self.request.ttl / 6, left) if left > 0 and not self.lost else self.request.ttl / 6
 
+    def is_stopped_by(self, error: LockLost) -> bool:
+        """Tell whether this error stopped the body. An asynchronous exception comes without a key."""
+        return self.stopped and error.key in ("", self.request.lock)
+
     @property
     def held(self) -> bool:
-        return self.unreleased and not self.lost and not self.ended and now() < self.deadline
+        return self.unreleased and not (self.lost or self.stopped or self.ended) and now() < self.deadline
 
 
 class Lease:
@@ -103,7 +115,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lock is surely still ours. No I/O; false past the deadline, and for good once lost."""
+        """Whether the body may go on under its lock. No I/O; false past the deadline, and for good once lost or asked to stop."""
         return self._state is not None and self._state.held
 
     @property
@@ -115,11 +127,11 @@ class Lease:
         """Return only while the lock is held; past the deadline, ask the store once. Does nothing where `protected` is false.
 
         Raises:
-            LockLost: the lease has ended.
+            LockLost: the lease has ended, or a newer message asks the body to stop.
         """
         state = self._state
         if state is None or state.held:
             return
-        is_over = state.lost or state.ended or state.request.pid != os.getpid()
+        is_over = state.lost or state.stopped or state.ended or state.request.pid != os.getpid()
         if is_over or not state.verify(state):
             raise LockLost(self.key)

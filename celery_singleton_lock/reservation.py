@@ -13,15 +13,17 @@ from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import SignatureError
 from celery_singleton_lock.renewal.pending import PendingRelease
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, queued_token
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place, queued_token
 
 
 def reservation(
     config: TaskConfig, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], ttl: float
 ) -> LeaseRequest:
     """Return the request for a reservation of this message."""
-    digest = config.digest(args, kwargs)
-    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True)
+    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
+    # One holder's end reserves the lock for the line. A free slot is not reserved, so a reservation asks the line.
+    place = Place() if limit and getattr(config.options.on_duplicate, "uses_line", False) else None
+    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True, place=place, limit=limit)
 
 
 def free_reservation(

@@ -17,7 +17,7 @@ lock_released = Signal(name="lock_released", providing_args={"lease"})
 #: ``lease``: the lease was renewed.
 lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 
-#: ``lease``: the lease was lost while its body still ran. Sent once for each lease.
+#: ``lease``: the lease was lost while its body still ran, or the body is to stop under `Replace`. Sent once for each lease.
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
 #: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision.

@@ -10,7 +10,7 @@ from celery.app.task import Task
 
 from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, TooManyStarts
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
@@ -40,8 +40,8 @@ class SingletonMixin:
             `lock_key`, one of which is needed, exclude each other. Default: none.
         lock_limit: how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as
             `lock_key` does, and returns that number. Default: `1`.
-        on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"run_once_more"`, a policy object, or a callable
-            `(task, holder) -> policy`. Default: `"skip"`.
+        on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"run_once_more"`, `"replace"`, a policy object, or a
+            callable `(task, holder) -> policy`. Default: `"skip"`.
         lock_from: when the lock is acquired: at the `"start"` of the body, or at `"publish"`. Default: `"start"`.
         lock_until: when the lock is released: at the `"finish"` of the body, or at its `"start"` (only with
             `lock_from="publish"`). Default: `"finish"`.
@@ -129,6 +129,17 @@ class SingletonMixin:
         if "lock_options" in options:
             _move_to_headers(self, options)
         return super().apply(args, kwargs, *more, **options)  # type: ignore[misc]
+
+    def retry(self: Any, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
+        """Retry the task, as `celery.Task.retry` does.
+
+        Raises:
+            LockLost: it was given as `exc`, because a newer message replaces the task (`Replace`).
+        """
+        execution = getattr(self.request_stack.top, EXECUTION, None)
+        if isinstance(exc, LockLost) and execution and execution.state and execution.state.is_stopped_by(exc):
+            raise exc
+        return super().retry(args, kwargs, exc, *more, **options)  # type: ignore[misc]
 
     @property
     def lease(self: Any) -> Lease:

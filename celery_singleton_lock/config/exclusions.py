@@ -1,13 +1,14 @@
-"""Refuses options of a task that exclude each other: the one place for such rules."""
+"""Refuses options of a task that exclude each other: the one place for such rules. `docs/OPTIONS.md` repeats the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError
 
 #: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
+#: A callable `on_duplicate` is checked when it has chosen a policy.
 EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
     (
         "unique_on",
@@ -16,34 +17,42 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "give one of them",
     ),
     (
+        "lock_group",
+        "unique_on",
+        lambda options: options.lock_group is not None and options.unique_on is None and options.lock_key is None,
+        "give unique_on or lock_key too, as tasks of one group have different parameters",
+    ),
+    (
+        "lock_group",
+        "unique_on",
+        lambda options: (
+            options.lock_group is not None and isinstance(options.unique_on, Set) and len(options.unique_on) > 1
+        ),
+        "give a list, as values are compared in its order",
+    ),
+    (
         "lock_until",
         "lock_from",
         lambda options: options.lock_until == "start" and options.lock_from == "start",
         "there is nothing to lock, use lock_from='publish'",
     ),
     (
-        "lock_limit",
-        "lock_from",
-        lambda options: options.is_limited and options.lock_from == "publish",
-        "a lock at publish has one holder",
+        "lock_group",
+        "on_duplicate",
+        lambda options: options.lock_group is not None and getattr(options.on_duplicate, "needs_same_work", False),
+        "another task of the group is other work",
     ),
     (
         "lock_limit",
         "on_duplicate",
-        lambda options: options.is_limited and getattr(options.on_duplicate, "uses_line", False),
-        "a line has one holder",
+        lambda options: options.is_limited and getattr(options.on_duplicate, "stops_holder", False),
+        "a newcomer replaces one holder",
     ),
     (
         "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
         "a hold keeps the whole signature",
-    ),
-    (
-        "lock_limit",
-        "max_starts",
-        lambda options: options.is_limited and options.max_starts is not None,
-        "starts that still run would count as crashed",
     ),
     (
         "on_duplicate",
@@ -69,14 +78,35 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
 ]
 
 
-def refuse_exclusions(options: Options) -> None:
+def refuse_different_limits(options: Mapping[str, Options]) -> None:
+    """Refuse tasks of one group with different limits, of which each newcomer's own would count. Callables are not compared.
+
+    Arguments:
+        options: of each task, by its name.
+
+    Raises:
+        ConfigurationError: naming both tasks and their limits.
+    """
+    first: dict[str, str] = {}
+    for task, own in sorted(options.items()):
+        if own.lock_group is None or not own.singleton:
+            continue
+        other = first.setdefault(own.lock_group, task)
+        one, two = options[other].lock_limit, own.lock_limit
+        if one != two and not (callable(one) and callable(two)):
+            raise ConfigurationError(
+                f"task {other}: lock_limit={one!r} with task {task}: lock_limit={two!r}: "
+                f"tasks of lock_group={own.lock_group!r} must have the same limit"
+            )
+
+
+def refuse_exclusions(task: str, options: Options) -> None:
     """Refuse a pair of options that exclude each other.
 
     Raises:
-        ConfigurationError: naming both options, their values and the reason.
+        ConfigurationError: naming the task, both options, their values and the reason.
     """
     for one, other, exclude_each_other, reason in EXCLUSIONS:
         if exclude_each_other(options):
-            raise ConfigurationError(
-                f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}: {reason}"
-            )
+            values = f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}"
+            raise ConfigurationError(f"task {task}: {values}: {reason}")

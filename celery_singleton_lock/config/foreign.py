@@ -15,6 +15,7 @@ _FOREIGN_OPTIONS = {
     "lock_expiry": "lock_ttl (a lease is renewed while its task runs)",
     "raise_on_duplicate": 'on_duplicate="raise"',
     "once": "unique_on, lock_ttl and on_duplicate",
+    "heimdall": "lock_key, lock_ttl and on_duplicate",
     "ttl": "lock_ttl",
     "unique": "unique_on",
     "unique_key": "unique_on or lock_key",

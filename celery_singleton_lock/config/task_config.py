@@ -22,7 +22,7 @@ from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
 #: The default policy in a group, where a duplicate is other work and must not be skipped.
-_GROUP_POLICY = NAMED["retry"]
+_GROUP_POLICY = NAMED["wait"]
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ def _configured(
     if found["lock_group"] is not None and own["on_duplicate"] is None:
         found["on_duplicate"] = _GROUP_POLICY
     options = Options(**found)
+    refuse_exclusions(name, options)
     try:
-        refuse_exclusions(options)
         parameters = _parameters(cls)
         keys = KeyBuilder(parameters, options.unique_on, options.lock_key, options.lock_group)
         return options, keys, _limit(name, options.lock_limit, parameters)

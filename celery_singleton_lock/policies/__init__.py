@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from celery_singleton_lock.policies.decisions import Policy
 from celery_singleton_lock.policies.join import Join
 from celery_singleton_lock.policies.raise_ import Raise
+from celery_singleton_lock.policies.replace import Replace
 from celery_singleton_lock.policies.retry_later import RetryLater
 from celery_singleton_lock.policies.run_once_more import RunOnceMore
 from celery_singleton_lock.policies.skip import Skip
 from celery_singleton_lock.policies.wait import Wait
 
-__all__ = ["Join", "Policy", "Raise", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
+__all__ = ["Join", "Policy", "Raise", "Replace", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
 
 #: The policies that have a name, for the option `on_duplicate`.
 NAMED: dict[str, Policy] = {
@@ -20,6 +21,7 @@ NAMED: dict[str, Policy] = {
     "wait": Wait(),
     "join": Join(),
     "run_once_more": RunOnceMore(),
+    "replace": Replace(),
 }
 
 

@@ -1,5 +1,6 @@
 """The base class of policies, what a policy is given, and the decisions that it may return."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeAlias
@@ -20,6 +21,7 @@ class Duplicate:
     head: str = ""  # task id of the first of them
     is_waiting: bool = False  # whether this message is one of them
     has_waited: bool = False  # whether it has ever been
+    asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,16 @@ class Enqueue:
     Arguments:
         room: how many messages may wait, this one included.
         replace: whether this message takes the place of all that wait, which then end as skipped.
+        stop: whether a holder is asked to stop; a message that has the lock and has not started ends as skipped.
+        within: seconds after which the policy is asked again at the latest; it may be asked earlier.
+        terminate: whether a holder that was asked to stop is terminated, where its pool can do that.
     """
 
     room: int
     replace: bool = False
+    stop: bool = False
+    within: float = math.inf
+    terminate: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,10 @@ class Policy(ABC):
 
     #: Whether duplicates wait in line. Then newcomers ask the line, too, so that they do not overtake.
     uses_line: ClassVar[bool] = False
+    #: Whether duplicates ask the holder to stop. Then holders look each second whether they are asked.
+    stops_holder: ClassVar[bool] = False
+    #: Whether another run stands for a duplicate. Then it cannot be used in a `lock_group`, where that may be other work.
+    needs_same_work: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, duplicate: Duplicate) -> Decision:

@@ -34,6 +34,7 @@ class RunOnceMore(Policy):
     quiet: float = 0.0
     max_quiet: float | None = None
     uses_line: ClassVar[bool] = True
+    needs_same_work: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.keep not in ("first", "latest"):

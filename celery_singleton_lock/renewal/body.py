@@ -33,9 +33,11 @@ class BodyRenewal:
         self._reachable = True
         if lease.ended:
             return
-        if result is RenewResult.RENEWED:
+        if result in (RenewResult.RENEWED, RenewResult.STOP):
             lease.renewed(sent_at)
             self._events.renewed(lease)
+            if result is RenewResult.STOP:
+                self._stop(lease)
         elif result is RenewResult.MISSING:
             if self._clock() >= lease.deadline:
                 self._mark_lost(lease)
@@ -55,7 +57,7 @@ class BodyRenewal:
             starved = lease.request.supervised and time - sent_at > ttl / 3
             if sent_at >= lease.deadline + (ttl if starved else 0.0):
                 self._mark_lost(lease)
-            retry = time + ttl / 12
+            retry = time + lease.shortened(ttl / 12)
             lease.due = retry if lease.lost else min(retry, max(time, lease.deadline))
         if self._reachable:
             self._reachable = False
@@ -108,11 +110,21 @@ class BodyRenewal:
             lease.due = self._clock() + lease.request.ttl / 12
         self._mark_lost(lease)
 
+    def _stop(self, lease: LeaseState) -> None:
+        with self._mutex:
+            was_told = lease.stopped or lease.lost or lease.ended
+            lease.stopped = lease.stopped or not was_told
+        if not was_told:
+            self._interrupt(lease)
+            self._events.replaced(lease)
+
     def _mark_lost(self, lease: LeaseState) -> None:
         with self._mutex:  # the renewal thread and a body in `ensure` may come to it at once
-            was_known, lease.lost = lease.lost or lease.ended, True
-        if was_known:
-            return
+            was_told, lease.lost = lease.stopped or lease.lost or lease.ended, True
+        if not was_told:
+            self._interrupt(lease)
+            self._events.lost(lease)
+
+    def _interrupt(self, lease: LeaseState) -> None:
         if lease.interrupt is not None:
             lease.interrupt.fire()
-        self._events.lost(lease)

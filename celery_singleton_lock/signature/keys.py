@@ -28,8 +28,6 @@ class KeyBuilder:
         lock_key: str | Callable[..., str] | None = None,
         lock_group: str | None = None,
     ) -> None:
-        if lock_group is not None:
-            _check_group(lock_group, unique_on, lock_key)
         self._parameters = parameters
         self._unique_on = unique_on
         self._template = _parsed(lock_key) if isinstance(lock_key, str) else None
@@ -117,17 +115,6 @@ def _checked(key: Any) -> str:
     if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
         raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
     return key
-
-
-def _check_group(group: str, unique_on: Collection[str] | None, lock_key: object) -> None:
-    if unique_on is None and lock_key is None:
-        raise ConfigurationError(
-            f"lock_group={group!r}: give unique_on or lock_key too, as tasks of one group have different parameters"
-        )
-    if isinstance(unique_on, (set, frozenset)) and len(unique_on) > 1:
-        raise ConfigurationError(
-            f"lock_group={group!r} with unique_on={unique_on!r}: give a list, as values are compared in its order"
-        )
 
 
 def _filled(template: Sequence[tuple[str, str | None]], call: Call) -> list[Any]:

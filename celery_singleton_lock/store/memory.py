@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store import protocol
+from celery_singleton_lock.store.memory_line import Line
 from celery_singleton_lock.store.memory_records import Record, Records
 from celery_singleton_lock.store.protocol import (
     AcquireResult,
@@ -36,10 +36,13 @@ class MemoryStore(Records):
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
             record = completed or self._find(lock)
-            if record and record.token == protocol.queued_token(wanted.task_id) != wanted.token:
+            if wanted.place and wanted.place.stop and (status := self._is_replaced(wanted, record)):
+                return AcquireResult(status)
+            is_reserved = record is not None and record.token == protocol.queued_token(wanted.task_id) != wanted.token
+            if is_reserved:
                 record = self._records.pop(lock) and None
-            if wanted.place and not completed:
-                answer = self._in_line(wanted, wanted.place, record)
+            if wanted.place and not completed and not is_reserved:
+                answer = self._in_line(wanted, wanted.place, lock, record)
                 if answer:
                     return answer
                 record = self._find(lock)
@@ -50,20 +53,20 @@ class MemoryStore(Records):
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
 
-    def _in_line(self, wanted: LeaseRequest, place: Place, record: Record | None) -> AcquireResult | None:
+    def _in_line(self, wanted: LeaseRequest, place: Place, lock: str, record: Record | None) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
         line = self._line(wanted)
         refused = line.refused(place)
         if refused:
             return AcquireResult(refused)
-        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
+        asked, record = self._ask_to_stop(wanted, place, record)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
-        if place.quiet:
-            if not place.ticket and not is_reserved and (record is None or record.token != wanted.token):
-                line.disturb(place)
-            is_turn = is_turn and not line.quiet
+        is_turn = self._is_turn(wanted, place, line, record)
+        if wanted.limit and record is None and is_turn and wanted.token == protocol.LINE_TOKEN:
+            line.take_message(place.ticket, wanted.ttl)  # which keeps the place until it starts
+            return AcquireResult(AcquireStatus.GRANTED)
         if record and is_reserved and is_turn and not (wanted.queued and record.woken):
-            record = self._records.pop(wanted.lock) and None
+            record = self._records.pop(lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
                 line.use(place.ticket, str(place.copy))
@@ -77,12 +80,27 @@ class MemoryStore(Records):
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet)
+        return AcquireResult(
+            AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet, asked
+        )
+
+    def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
+        """Tell whether no other message comes before this one, once the lock or a slot is free."""
+        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
+        if wanted.limit and record is None:
+            is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
+        if place.quiet:
+            if not place.ticket and (record is None or record.token not in (wanted.token, protocol.LINE_TOKEN)):
+                line.disturb(place)
+            is_turn = is_turn and not line.quiet
+        return is_turn
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         with self._mutex:
+            if wanted.limit:
+                return self._line(wanted).next_turn(self._free_slots(wanted), wanted.ttl)
             record = self._find(wanted.lock)
-            if record is None or record.token != protocol.LINE_TOKEN:
+            if record is None or record.token != protocol.LINE_TOKEN or record.woken:
                 return ""
             head = self._line(wanted).wake(wanted.ttl)
             if head is None:
@@ -104,18 +122,9 @@ class MemoryStore(Records):
             record.state = "queued" if wanted.queued else record.state
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
-        if wanted.supervised or wanted.limit:
+        if wanted.supervised or (wanted.limit and not wanted.queued):
             self._put(wanted.attempt, lock, wanted.ttl)
         return record.fence
-
-    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
-        """Store the fence of a grant, a new one if none is given, and return it."""
-        last = self._records.get(f"{base}:fence", Record("", 0)).fence
-        if fence is None:
-            fence = max(last + 1, int(self._clock() * 1e6))
-        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
-        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
-        return fence
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         with self._mutex:
@@ -126,7 +135,7 @@ class MemoryStore(Records):
         if record and record.token == lease.token:
             for found in filter(None, (record, attempt)):
                 found.expires = self._clock() + lease.ttl
-            return RenewResult.RENEWED
+            return RenewResult.STOP if lease.stoppable and record.stop == lease.token else RenewResult.RENEWED
         if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
         return RenewResult.NOT_OWNER if record else RenewResult.MISSING
@@ -153,9 +162,10 @@ class MemoryStore(Records):
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing, line_waits = f"finishing:{wanted.token}", Waiting.NOBODY
             if record and record.token == wanted.token:
-                line = self._lines.get(lock.replace(":lock:", ":", 1))
+                line = self._lines.get(f"{wanted.base}:{lock.removeprefix(f'{wanted.base}:lock:').partition(':')[0]}")
                 if not kept and line and line.waiting:
-                    kept, line_waits = Kept("queued", wanted.ttl, protocol.LINE_TOKEN), Waiting.LINE
+                    line_waits = Waiting.LINE
+                    kept = None if wanted.limit else Kept("queued", wanted.ttl, protocol.LINE_TOKEN)
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)

@@ -56,6 +56,32 @@ class Line:
         """For how many seconds the head is not started."""
         return max(0.0, self.quiet_until - self.clock())
 
+    def is_turn(self, ticket: str, free: int) -> bool:
+        """Tell whether a message is among the first in line, as many as slots are free; a newcomer is the last."""
+        rank = 0
+        for other, one in list(self.waiting.items()):
+            if other == ticket or rank >= free:
+                break
+            if one.due < self.clock():
+                del self.waiting[other]
+            else:
+                rank += 1
+        return rank < free
+
+    def next_turn(self, free: int, ttl: float) -> str:
+        """Return the message of the first in line whose turn it is and who was not woken."""
+        self.is_turn("", free)  # removes those that are late
+        first = list(self.waiting.items())[: max(0, free)] if not self.quiet else []
+        return next((self.take_message(ticket, ttl) for ticket, one in first if one.message), "")
+
+    def take_message(self, ticket: str, ttl: float) -> str:
+        """Return a waiting message to publish; keep its place for a TTL."""
+        one = self.waiting.get(ticket)
+        if one is None:
+            return ""
+        message, one.message, one.due = one.message, "", self.clock() + ttl
+        return message
+
     def is_outdated(self, place: Place) -> bool:
         """Tell whether a later copy of a message that waits will come."""
         one = self.waiting.get(place.ticket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.protocol import COPY_TTL, LINE_TOKEN, AcquireStatus, LeaseRequest, Place, replaced_key
 
 
 @dataclass
@@ -26,6 +27,8 @@ class Record:
     redelivered: bool = False
     fence: int = 0
     state: str = "running"
+    stop: str = ""  # token of the holder that is asked to stop
+    asked: float = 0.0  # since when
     woken: bool = False  # reserved for a head of the line whose message was published
     starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
@@ -56,10 +59,15 @@ class Records:
             return True
         time = self._clock()
         starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
-        if len(starts) >= limit.n and wanted.token not in starts:
+        # With several holders, starts that still run are no crashes.
+        runs = self._runs if wanted.limit and limit.count == "crashed" else lambda base, token: False
+        if sum(not runs(wanted.base, token) for token in starts) >= limit.n and wanted.token not in starts:
             return False
         self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
         return True
+
+    def _runs(self, base: str, token: str) -> bool:
+        return self._find(f"{base}:attempt:{token}") is not None
 
     def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
         """Forget the starts that count no more."""
@@ -78,6 +86,32 @@ class Records:
         used = self._used.setdefault(wanted.base, {})
         return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
 
+    def _is_replaced(self, wanted: LeaseRequest, holder: Record | None) -> AcquireStatus | None:
+        """Tell whether another message has replaced this one, as `acquire_replaced.lua` does."""
+        if holder and holder.task_id == wanted.task_id:
+            return None
+        key = f"{replaced_key(wanted.base)}:%s:{wanted.task_id}"
+        if self._find(key % "queued"):
+            return AcquireStatus.SUPERSEDED
+        return AcquireStatus.REPLACED if wanted.redelivered and self._find(key % "running") else None
+
+    def _ask_to_stop(self, wanted: LeaseRequest, place: Place, holder: Record | None) -> tuple[float, Record | None]:
+        """Do as `acquire_stop.lua`; return since how many seconds the holder is asked to stop, and who holds the lock now."""
+        if holder is None:
+            return 0.0, None
+        asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
+        is_own = holder.token == wanted.token or holder.task_id == wanted.task_id
+        if not (place.stop and place.room) or is_own or holder.token == LINE_TOKEN or holder.state == "held":
+            return asked, holder
+        ttl = max(COPY_TTL, holder.expires - self._clock())
+        self._put(f"{replaced_key(wanted.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        if holder.state == "queued":
+            del self._records[wanted.lock]
+            return 0.0, None
+        if holder.stop != holder.token:
+            holder.stop, holder.asked = holder.token, self._clock()
+        return asked, holder
+
     def _choose_slot(self, wanted: LeaseRequest) -> int:
         """Return the slot that a request concerns, as `acquire_limit.lua` does."""
         held = self._held_slots(wanted.slot_lock(0))
@@ -93,11 +127,26 @@ class Records:
         keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
         return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
 
+    def _free_slots(self, wanted: LeaseRequest) -> int:
+        return wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
+
     def _lock_of(self, wanted: LeaseRequest) -> str:
         if not wanted.by_token:
             return wanted.lock
+        if wanted.queued:  # a reservation
+            held = self._held_slots(wanted.slot_lock(0))
+            return next((wanted.slot_lock(slot) for slot, one in held.items() if one.token == wanted.token), "")
         attempt = self._find(wanted.attempt)
         return attempt.token if attempt else ""
+
+    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
+        """Store the fence of a grant, a new one if none is given, and return it."""
+        last = self._records.get(f"{base}:fence", Record("", 0)).fence
+        if fence is None:
+            fence = max(last + 1, int(self._clock() * 1e6))
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
+        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
+        return fence
 
     def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
         self._records[key] = Record(token, self._clock() + ttl, **fields)

@@ -31,6 +31,8 @@ class Place(NamedTuple):
         message: what starts the message at once; empty if only the copy can.
         quiet: seconds without a newcomer after which the head of the line may start; 0: at once.
         max_quiet: seconds after the first newcomer after which it may start in any case.
+        stop: whether it is to replace the holder: when it joins, a running holder is asked to stop, and a reservation ends. A
+            message that was replaced itself is not granted the lock.
     """
 
     ticket: str = ""
@@ -42,6 +44,7 @@ class Place(NamedTuple):
     message: str = ""
     quiet: float = 0.0
     max_quiet: float = 0.0
+    stop: bool = False
 
 
 @dataclass(slots=True)
@@ -60,10 +63,11 @@ class LeaseRequest:
     queued: bool = False  # a reservation: no worker has started the message
     place: Place | None = None  # where the line counts: the lock is only free for its head
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
+    stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
     lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
-    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock
+    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
 
     def __post_init__(self) -> None:
@@ -109,6 +113,11 @@ def line_keys(base: str, digest: str) -> tuple[str, str, str]:
     return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
 
 
+def replaced_key(base: str) -> str:
+    """Return the key of the messages of a task name that were replaced by others."""
+    return f"{base}:replaced"
+
+
 #: Token of a lock that is reserved for the head of its line.
 LINE_TOKEN = "queued:line"
 
@@ -139,6 +148,8 @@ class AcquireStatus(Enum):
     DROPPED = "dropped"
     #: Another message has taken this one's place in the line.
     SUPERSEDED = "superseded"
+    #: Another message has taken this one's place, after a delivery of it had started its body.
+    REPLACED = "replaced"
     #: The lock is free, but its signature was started too often.
     TOO_MANY_STARTS = "too_many_starts"
 
@@ -155,6 +166,7 @@ class AcquireResult:
     head: str = ""  # task id of the first of them
     is_waiting: bool = False  # whether this message is one of them
     quiet: float = 0.0  # seconds for which the head is not started, as newcomers have come
+    asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
 
 
 class Waiting(IntFlag):
@@ -162,13 +174,15 @@ class Waiting(IntFlag):
 
     NOBODY = 0
     REDELIVERY = 1  # for the outcome: see `LockStore.record_outcome`
-    LINE = 2  # for the lock, which is reserved for the head of the line: see `LockStore.wake`
+    LINE = 2  # for the lock, which is reserved for the head of the line, or for a slot: see `LockStore.wake`
 
 
 class RenewResult(Enum):
     """How renewing or reacquiring a lease ended."""
 
     RENEWED = "renewed"
+    #: Renewed, and a message that waits asks the holder to stop.
+    STOP = "stop"
     MISSING = "missing"
     #: Another token owns the lock.
     NOT_OWNER = "not_owner"
@@ -209,7 +223,10 @@ class LockStore(Protocol):
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
-        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish."""
+        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish.
+
+        With a limit: the first message in line whose turn it is and that was not returned before.
+        """
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         """Take a message out of the line, and have its copies dropped; return nothing."""

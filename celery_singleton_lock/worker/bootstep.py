@@ -6,6 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_singleton_lock.config.exclusions import refuse_different_limits
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
@@ -39,6 +40,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             for task in list(parent.app.tasks.values())
             if getattr(type(task).__call__, "_singleton", False)
         }
+        refuse_different_limits(self._options)
 
     def start(self, parent: Any) -> None:
         self._check_visibility_timeout(parent.app.conf)

@@ -1,4 +1,4 @@
-"""Revokes the tasks that would have followed a skipped task, so that nobody waits for them for ever."""
+"""Revokes the tasks that would have followed a skipped or replaced task, so that nobody waits for them for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from celery.app.task import Context
 
-_REASON = "not run: an earlier step was skipped"
+_REASON = "not run: an earlier step was skipped or replaced"
 
 
 def revoke_successors(task: Any, request: Any) -> None:

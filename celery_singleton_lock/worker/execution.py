@@ -24,6 +24,7 @@ from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
+from celery_singleton_lock.worker.replaced import end_replaced
 from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of, retry_state_of
 
 Body = Callable[[], Any]
@@ -59,6 +60,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         is_redelivered(request),
         place=place_of(task, request, options.on_duplicate),
         limit=config.limit(args, kwargs),
+        stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
     )
     # From now on `after_run` releases what the store may have granted.
@@ -70,7 +72,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
+            wanted.place = publish_copy(task, request, wanted, decision, result)
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
@@ -86,7 +88,12 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         execution.lease = Lease(wanted.lock)
         return body()
     execution.lease = Lease(wanted.lock, state)
-    return _run_body(execution, state, config, body)
+    try:
+        return _run_body(execution, state, config, body)
+    except LockLost as error:
+        if state.is_stopped_by(error):
+            end_replaced(task, request, context.store, wanted)
+        raise
 
 
 def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
@@ -132,7 +139,7 @@ def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body:
 
 def _run_interruptible(state: LeaseState, body: Body) -> Any:
     def unless_lost() -> Any:
-        if state.lost:  # before the interrupt was armed
+        if state.lost or state.stopped:  # before the interrupt was armed
             raise LockLost(state.request.lock)
         return body()
 

@@ -36,6 +36,7 @@ from celery_singleton_lock.store.protocol import (
 )
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
 from celery_singleton_lock.worker.outcome import decide, policy_of
+from celery_singleton_lock.worker.replaced import terminate
 from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
 
 _json: Any = json  # untyped in Kombu
@@ -52,24 +53,28 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
     uses_line = isinstance(policy, Policy) and policy.uses_line
     if not state.ticket and not uses_line:
         return None
-    place = Place(state.ticket, state.copy)
+    may_stop = policy.stops_holder if isinstance(policy, Policy) else True
+    place = Place(state.ticket, state.copy, stop=may_stop and not request.retries)
     quiet = getattr(policy, "quiet", 0.0)
     if not quiet or request.retries or request.is_eager or goes_to_several_queues(task.app, request):
         return place
     return place._replace(quiet=quiet, max_quiet=policy.max_quiet)
 
 
-def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, quiet: float) -> Place:
+def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The delay is the rest of the quiet time, if there is one.
+    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. A holder that was
+    asked to stop long ago is terminated.
 
     The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
     state = state._replace(ticket=state.ticket or os.urandom(8).hex())
-    delay = shortened(task.app, min(wanted.ttl, LONGEST_COPY_DELAY, quiet or wanted.ttl))
+    hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
+    delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl, decision.within)
+    delay = shortened(task.app, delay)
     following = state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
@@ -85,10 +90,12 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
             raise Reject(failure, requeue=True) from failure
         raise
+    if decision.terminate and result.holder:
+        terminate(task, request, result.holder)
     message = _text(_started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
     asked = wanted.place or place
-    return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet)
+    return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
@@ -108,7 +115,8 @@ def handle_copy(
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True)
+    limit = config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
     wanted.place = place_of(task, request, config.options.on_duplicate)
     try:
         result = store.acquire(wanted)
@@ -116,7 +124,7 @@ def handle_copy(
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
-                wanted.place = publish_copy(task, request, wanted, decision, result.quiet)
+                wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
     except StoreError as error:  # the message does what `on_store_error` says
         logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)

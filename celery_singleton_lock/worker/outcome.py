@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.config.exclusions import refuse_exclusions
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
@@ -19,6 +21,7 @@ from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
+from celery_singleton_lock.worker.replaced import drop_replaced
 from celery_singleton_lock.worker.republish import (
     ignores_result,
     is_redelivered,
@@ -40,7 +43,7 @@ def handle_duplicate(
     error = DuplicateTask(wanted.lock, holder)  # its text says who holds the lock
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(task, request, store, wanted, options)
-    _drop(task, request, wanted, result, error)
+    _drop(task, request, store, wanted, result, error)
     if holder.task_id == request.id and not request.is_eager:
         if goes_to_several_queues(task.app, request):
             logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
@@ -62,10 +65,14 @@ def handle_duplicate(
     raise error
 
 
-def _drop(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask) -> None:
+def _drop(
+    task: Any, request: Any, store: LockStore, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask
+) -> None:
     """End a delivery for whose message another delivery, another copy, or another message stands."""
     if result.status is AcquireStatus.SUPERSEDED:
         _skip(task, request, SkipRun(), error)
+    if result.status is AcquireStatus.REPLACED:
+        drop_replaced(task, request, store, wanted)
     if result.status is AcquireStatus.COMPLETED:
         logger.info(
             "Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, wanted.lock
@@ -134,10 +141,7 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     policy = as_policy(answer := chosen(task, holder))
     if policy is None:
         raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
-    if policy.uses_line and options.is_limited:
-        raise ConfigurationError(
-            f"task {task.name}: on_duplicate returned {answer!r} with lock_limit: a line has one holder"
-        )
+    refuse_exclusions(task.name, replace(options, on_duplicate=policy))
     if getattr(policy, "quiet", 0.0):
         raise ConfigurationError(
             f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"
@@ -160,6 +164,7 @@ def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tu
         result.head,
         result.is_waiting,
         has_waited=state.ticket != "",
+        asked=result.asked,
     )
     decision = policy.decide(duplicate)
     if isinstance(decision, (RunLater, Enqueue)) and not can_run_later:

@@ -69,7 +69,7 @@ def check_redelivery_later(task: Any, request: Any, options: Options, error: Dup
     delay = FIRST_REDELIVERY_CHECK * 2 ** min(state.redelivery_checks, 64)
     delay = min(delay, max(retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK))
     if error.holder.state == "held":
-        if _has_succeeded(task, request):
+        if stored_state(task, request) == SUCCESS:
             logger.info("Task %s[%s] dropped: another delivery of it succeeded: %s", task.name, request.id, error)
             raise Ignore("another delivery of this task succeeded")
         delay = max(delay, error.holder.remaining)
@@ -86,10 +86,10 @@ def check_redelivery_later(task: Any, request: Any, options: Options, error: Dup
     raise Ignore("another delivery of this task is running")
 
 
-def _has_succeeded(task: Any, request: Any) -> bool:
-    """Tell whether the result of another delivery is stored. A worker may have died between its release and that."""
+def stored_state(task: Any, request: Any) -> str:
+    """Return the state that another delivery has stored. Its worker may have died between its release and that."""
     try:
-        return bool(task.backend.get_state(request.id) == SUCCESS)
+        return str(task.backend.get_state(request.id))
     except Exception as failure:  # there may be no backend, or none that a worker can ask
         logger.debug("Task %s[%s]: its state is not known: %s", task.name, request.id, failure)
-        return False
+        return ""

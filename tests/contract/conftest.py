@@ -49,7 +49,7 @@ class MemoryBacking:
 
     def keys(self) -> list[str]:
         alive = [key for key, record in self.store._records.items() if record.expires > self._time]
-        return sorted({re.sub(":(recent|revoked):.*", r":\1", key) for key in alive})
+        return sorted({re.sub(":(recent|revoked|replaced):.*", r":\1", key) for key in alive})
 
     def wait(self, seconds: float) -> None:
         self._time += seconds
@@ -85,6 +85,8 @@ class RedisBacking:
             for field in self._redis.hkeys(key) if ":waiting:" in key else ():
                 if field.endswith((":due", "quiet_until", "quiet_latest")):
                     self._redis.hincrby(key, field, -int(seconds * 1000))
+            if ":lock:" in key and self._redis.hexists(key, "asked"):
+                self._redis.hincrby(key, "asked", -int(seconds * 1000))
             if ":starts:" in key:  # the times of its members count
                 for token in self._redis.zrange(key, 0, -1):
                     self._redis.zincrby(key, -int(seconds * 1000), token)

@@ -13,8 +13,16 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import (
+    AcquireResult,
+    AcquireStatus,
+    LeaseRequest,
+    LockStore,
+    RenewResult,
+    queued_token,
+)
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.contract.conftest import Backing
 from tests.contract.test_stores import MakeRequest, known, left
@@ -200,6 +208,49 @@ def test_lost_memory_of_slots(backing: Backing, lease_request: MakeRequest, fill
         backing.lose(holders[0].slots)
     assert [holders[0].lock, holders[2].lock] == [take(store, lease_request(limit=3)).lock for _ in range(2)]
     refused(store, lease_request(limit=3))
+
+
+# -- starts ------------------------------------------------------------------------------------
+
+
+def test_starts_that_run_are_no_crashes(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
+    """Only starts whose lease is gone count as crashed, however many run; a start that is sent twice is granted twice."""
+    store, limit = backing.store, MaxStarts(2)
+    holders = fill(4, max_starts=limit, ttl=20.0)
+    for one in (*holders, *holders):
+        assert store.acquire(one).status is AcquireStatus.GRANTED
+    store.release(holders[0], success=False)
+    backing.wait(15)
+    store.renew(holders[1:3])
+    backing.wait(10)  # the last one has crashed
+    second = take(store, lease_request(limit=4, max_starts=limit, supervised=True))
+    take(store, lease_request(limit=4, max_starts=limit))
+    store.release(known(second), success=False)  # of a dead child
+    assert store.acquire(lease_request(limit=4, max_starts=limit)).status is AcquireStatus.TOO_MANY_STARTS
+    store.release(holders[1], success=True)
+    assert store.acquire(lease_request(limit=4, max_starts=limit)).status is AcquireStatus.TOO_MANY_STARTS
+
+
+def test_unsuccessful_starts_include_those_that_run(store: LockStore, lease_request: MakeRequest, fill: Fill) -> None:
+    """Starts since the last success count while they run; a success forgets all of them."""
+    limit = MaxStarts(2, count="unsuccessful")
+    holders = fill(2, max_starts=limit)
+    assert store.acquire(lease_request(limit=4, max_starts=limit)).status is AcquireStatus.TOO_MANY_STARTS
+    store.release(holders[0], success=True)
+    take(store, lease_request(limit=4, max_starts=limit))
+
+
+def test_refused_start_frees_its_reserved_slot(backing: Backing, lease_request: MakeRequest) -> None:
+    """A message whose start is refused gives up the slot that was reserved for it."""
+    store, limit = backing.store, MaxStarts(1)
+    take(store, lease_request(limit=3))
+    take(store, lease_request(limit=3, max_starts=limit, ttl=5.0))
+    reserved = lease_request(limit=3, token=queued_token("m"), task_id="m", queued=True, ttl=100.0)
+    assert store.acquire(reserved).slot == 2
+    backing.wait(6)
+    one = lease_request(limit=3, max_starts=limit, task_id="m")
+    assert store.acquire(one).status is AcquireStatus.TOO_MANY_STARTS
+    assert store.holder(reserved.slot_lock(2)) is None
 
 
 # -- leases of slots ---------------------------------------------------------------------------

@@ -88,6 +88,29 @@ def test_line_in_order(deliveries: Deliveries) -> None:
     assert deliveries.store.holder(holder.lock) is None
 
 
+def test_late_wake(deliveries: Deliveries) -> None:
+    """A worker that comes late to name the head of the line does not name a message that another worker has published."""
+    first = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.release(first, success=True)
+    second, _ = deliveries.acquire("a", "ticket a", 1.5)
+    deliveries.store.release(second, success=True)
+    assert "message b" == deliveries.store.wake(second)
+    assert "" == deliveries.store.wake(first)
+
+
+def test_copy_of_a_woken_message(backing: Backing, deliveries: Deliveries) -> None:
+    """A copy does not publish its message, if a wake has published it; it does so once the message has not come in its turn."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    assert "message a" == deliveries.store.wake(holder)
+    assert HELD is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
+    backing.wait(21)
+    assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
+
+
 def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
     """Between the holder's end and the head's start, neither a newcomer nor another one in line gets the lock."""
     holder = deliveries.held()
@@ -228,7 +251,14 @@ def test_leaving(deliveries: Deliveries) -> None:
     assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
     deliveries.store.release(holder, success=True)
     assert "message b" == deliveries.store.wake(holder)
-    deliveries.store.leave(holder, "ticket b")
+
+
+def test_all_have_left(deliveries: Deliveries) -> None:
+    """If all messages have left the line before the holder's end, the lock is free after it."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.leave(holder, "ticket a")
+    deliveries.store.release(holder, success=True)
     assert "" == deliveries.store.wake(holder)
     assert deliveries.store.holder(holder.lock) is None
 

@@ -23,7 +23,7 @@ from redis import Redis
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, Place, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module
 from celery_singleton_lock.store.redis.scripts import script
@@ -45,6 +45,10 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "acquire_starts": lambda store, lease_request: store.acquire(replace(lease_request, max_starts=MaxStarts(3))),
     "release_starts": lambda store, lease_request: store.release(replace(lease_request, max_starts=MaxStarts(3)), None),
     "release_kept": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("held", 5.0)),
+    "acquire_turns": lambda store, lease_request: store.acquire(replace(lease_request, limit=3, place=Place())),
+    "release_limit": lambda store, lease_request: store.release(replace(lease_request, limit=3), success=True),
+    "release_queued": lambda store, lease_request: store.release(replace(lease_request, limit=3, queued=True), None),
+    "wake_slots": lambda store, lease_request: store.wake(replace(lease_request, limit=3)),
     "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
@@ -72,9 +76,10 @@ def test_parts_of_scripts(lease_request: MakeRequest) -> None:
     """A call without parts has the text of its file; with parts, the directive on the first line stays the first."""
     plain, _ = script("release")
     assert plain == Path(scripts.__file__).with_name("release.lua").read_text()
-    composed, _ = script("release", ("kept", "starts"))
+    parts = ("kept", "slot", "starts")  # `slot` is a part of `kept`
+    composed, _ = script("release", parts)
     assert plain.splitlines()[0] == composed.splitlines()[0]
-    assert "--@" not in composed
+    assert [] == [part for part in parts if f"--@{part}\n" in composed]
 
 
 def test_no_script_is_loaded_beforehand(

@@ -7,9 +7,9 @@ reports each change of a lease, and the schedule lists the faults.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from tests.faults.ledger import Event
 from tests.faults.schedule import Fault, Limits
@@ -40,9 +40,10 @@ class Body:
     """One run of a body under one lease; the death of its process is also its end.
 
     Arguments:
-        signature: as its task reports it; bodies of one signature must not run concurrently.
+        signature: as its task reports it; no more bodies of one signature than its limit may run concurrently.
         key: of its lock, as the library reports it.
         taken: when MONITOR saw that its lease was acquired, else its start.
+        limit: how many bodies of its signature may run at once.
     """
 
     signature: str
@@ -52,6 +53,7 @@ class Body:
     pid: int
     start: float
     taken: float
+    limit: int = 1
     end: float = math.inf
     how: str = "goes on"
 
@@ -79,6 +81,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         *_promises(events, bodies, faults),
         *_leases(events, bodies, faults, limits),
         *_store(events, faults, limits),
+        *_lines(events, bodies, faults),
     ]
     return found
 
@@ -106,7 +109,7 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
         if event["what"] == "start":
             start, run = event["at"], event["run"]
             who = (event["signature"], event["key"], run, event["task_id"], event["pid"], start)
-            bodies.append(Body(*who, min(start, taken.get(run, start))))
+            bodies.append(Body(*who, min(start, taken.get(run, start)), event.get("limit", 1)))
             going.setdefault((run, event["pid"]), []).append(bodies[-1])
         elif event["what"] == "end" and (begun := going.get((event["run"], event["pid"]))):
             body = begun.pop(0)  # without a start, the body was ended before it could report it
@@ -140,12 +143,19 @@ def _kill(bodies: Iterable[Body], faults: Iterable[Fault]) -> None:
             body.end = min(body.end, min(kills) + SEEN)
 
 
-def overlaps(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
-    """Return pairs of bodies of one signature that ran concurrently, the earlier one first."""
-    for first, second in combinations(bodies, 2):
+def crowds(bodies: Sequence[Body]) -> Iterator[tuple[list[Body], Body]]:
+    """Return each body that started while so many of its signature ran as its limit allows, or more, after these others."""
+    before: dict[str, list[Body]] = {}
+    for second in bodies:
         # The time of a death is when a polling probe saw it.
-        if first.signature == second.signature and second.start < first.end - (SEEN if first.how == "died" else 0.0):
-            yield first, second
+        same = [
+            first
+            for first in before.get(second.signature, ())
+            if second.start < first.end - (SEEN if first.how == "died" else 0.0)
+        ]
+        if len(same) >= second.limit:
+            yield same, second
+        before[second.signature] = [*same, second]
 
 
 def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
@@ -161,14 +171,22 @@ def _overlaps(
     events: Sequence[Event], bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
     had = _seen(events, "take", "renew")
-    for pair in overlaps(bodies):
-        first, second = sorted(pair, key=lambda body: body.taken)  # a worker may be stopped between grant and body
-        held = max([first.taken, *(at for at in had.get(first.run, ()) if at <= second.taken)])
-        excuse = _excuse(first, second, held, faults, limits)
-        if excuse is None:
-            yield Violation("overlap", f"{first.signature}, {first.key}: {first} and {second}")
-        elif not _told(first, second, excuse, lost, faults, limits):
-            yield Violation("untold", f"{first.signature}, {first.key}: {first} was never told of {second}")
+    for others, newest in crowds(bodies):
+        unexcused, untold = [], []
+        for other in others:
+            first, second = sorted(
+                (other, newest), key=lambda body: body.taken
+            )  # a worker may be stopped before its body
+            held = max([first.taken, *(at for at in had.get(first.run, ()) if at <= second.taken)])
+            excuse = _excuse(first, second, held, faults, limits)
+            if excuse is None:
+                unexcused.append(f"{first.signature}, {first.key}: {first} and {second}")
+            elif not _told(first, second, excuse, lost, faults, limits):
+                untold.append(f"{first.signature}, {first.key}: {first} was never told of {second}")
+        room = newest.limit - 1  # for others beside it
+        yield from (Violation("overlap", text) for text in (unexcused if len(unexcused) > room else ()))
+        room = max(0, room - len(unexcused))
+        yield from (Violation("untold", text) for text in (untold if len(untold) > room else ()))
 
 
 def _excuse(first: Body, second: Body, held: float, faults: list[Fault], limits: Limits) -> Fault | None:
@@ -235,7 +253,7 @@ def _explains(fault: Fault, body: Body, at: float, faults: list[Fault], limits: 
 
 def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault]) -> Iterator[Violation]:
     """Find messages that did not run as often as expected: at least once, exactly once, or never."""
-    pending = {event["task_id"] for event in undecided(events, bodies, faults)}
+    pending = {event["task_id"] for event in unfinished(events, bodies, faults)}
     for event in events:
         if event["what"] != "sent":
             continue
@@ -243,18 +261,20 @@ def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Faul
         done = sum(body.how == "return" for body in runs)
         once = len(runs) <= 1 or _disturbed(event["at"], runs, faults)
         fits = {
-            "run": done >= 1,
+            "run": True,
             "once": done == 1,
-            "once in peace": done >= 1 and once,
-            "decided in peace": event["task_id"] not in pending and once,
+            "once in peace": once,
+            "once unless killed": once,
+            "decided in peace": once,
+            "run after": once,
             "one attempt": len(runs) == 1,
             "none": not runs,
             "any": True,
         }
-        if not fits[event["expect"]]:
+        never = event["task_id"] in pending
+        if never or not fits[event["expect"]]:
             text = f"{event['task_id'][:8]}: wanted {event['expect']!r}; {len(runs)} began, {done} came to their end"
             text += "".join(f"; {body.key}: {body}" for body in runs)
-            never = event["task_id"] in pending or (event["expect"] in ("run", "once", "once in peace") and not done)
             yield Violation("never run" if never else "runs", text)
 
 
@@ -268,18 +288,36 @@ def _until(fault: Fault) -> float:
     return fault.at if fault.kind == "kill" else fault.until  # a dead process does nothing more
 
 
-def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[Fault]) -> list[Event]:
-    """Return the messages to be decided that neither ran, nor were duplicates, nor can have been lost by a kill.
+def unfinished(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[Fault]) -> list[Event]:
+    """Return the messages of which more must come: a run to its end, or a decision.
 
     Arguments:
-        events: of a ledger, with the main process that received each such message and the parent of each body.
+        events: of a ledger, with the main process that received each message that a kill can lose, and the parent of each body.
         bodies: of these events.
         faults: of the schedule.
     """
     kills = [fault for fault in faults if fault.kind == "kill"]
     killed = {pid for fault in kills for pid in fault.pids}
-    decided = {event["task_id"] for event in events if event["what"] == "duplicate"}
-    decided |= {body.task_id for body in bodies if body.how not in ("goes on", "died") or body.pid in killed}
+    duplicates = {event["task_id"] for event in events if event["what"] == "duplicate"}
+    returned = [body for body in bodies if body.how == "return"]
+    done = {body.task_id for body in returned}
+    ended = {body.task_id for body in bodies if body.how not in ("goes on", "died")}
+    cut = {body.task_id for body in bodies if body.pid in killed}
+    latest: dict[str, float] = {}
+    for body in returned:
+        latest[body.signature] = max(latest.get(body.signature, 0.0), body.start)
+    lost = _lost_by(kills, events)
+    enough: dict[str, Callable[[Event], bool]] = {
+        **dict.fromkeys(("run", "once", "once in peace"), lambda event: event["task_id"] in done),
+        "once unless killed": lambda event: event["task_id"] in done | cut or lost(event["task_id"]),
+        "decided in peace": lambda event: event["task_id"] in duplicates | ended | cut or lost(event["task_id"]),
+        "run after": lambda event: latest.get(event["signature"], 0.0) >= event["at"],
+    }
+    sent = [event for event in events if event["what"] == "sent" and event["expect"] in enough]
+    return [event for event in sent if not enough[event["expect"]](event)]
+
+
+def _lost_by(kills: list[Fault], events: Sequence[Event]) -> Callable[[str], bool]:
     received = {event["task_id"]: event for event in events if event["what"] == "received"}
     parents = {event["pid"]: event.get("parent") for event in events if event["what"] == "start"}
 
@@ -292,8 +330,7 @@ def undecided(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[
             for fault in kills
         )
 
-    wanted = [event for event in events if event["what"] == "sent" and event["expect"] == "decided in peace"]
-    return [event for event in wanted if event["task_id"] not in decided and not lost(event["task_id"])]
+    return lost
 
 
 def _leases(
@@ -396,6 +433,7 @@ def _unlocked(event: Event, locks: dict[str, _Lock], faults: list[Fault], limits
 
 def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], limits: Limits) -> Iterator[Violation]:
     verb, who, at = event["verb"], event["run"], event["at"]
+    reserved = event.get("reserved", False)  # its token is used again
     # A main process renews by token until the task has ended, which may be long after the body.
     own = event.get("own", True)
     if verb == "renew" and own and at > released.get(who, math.inf) + limits.ttl / 3 + limits.timeout:
@@ -405,13 +443,82 @@ def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], lim
     for does in event["does"]:
         lock = locks.get(event["key"])
         alive = lock is not None and at < lock.expires - 0.05
-        if alive and lock is not None and lock.owner != who:
+        if alive and lock is not None and lock.owner not in (who, *event.get("heir_of", ())):
             yield Violation("theft", f"{event['key']} of {lock.owner}: {verb} ({does}) by {who} at {at:.2f}")
         if does == "free":
             locks.pop(event["key"], None)
-            released[who] = at
+            if not reserved:
+                released[who] = at
         else:
             locks[event["key"]] = _Lock(who, at + event.get("ttl", limits.ttl))
+
+
+# -- lines ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Line:
+    """The messages that wait for a signature.
+
+    Arguments:
+        waiting: ticket -> when it joined, in this order.
+        lapsed: tickets that have lost their place.
+    """
+
+    waiting: dict[str, float] = field(default_factory=dict)
+    lapsed: set[str] = field(default_factory=set)
+
+    def rank(self, ticket: str) -> int:
+        """Return how many messages came before the one with this ticket; those that joined unseen may be the first."""
+        if ticket and ticket not in self.waiting and ticket not in self.lapsed:
+            return 0
+        return list(self.waiting).index(ticket) if ticket in self.waiting else len(self.waiting)
+
+
+def _lines(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault]) -> Iterator[Violation]:
+    """Find messages that were granted a lock before others that had joined its line earlier, or that lost their place.
+
+    The order of joining is that in which MONITOR shows it. Of a signature with a limit, so many messages may be about to start.
+    """
+    most = {_signature_of(body.key): body.limit for body in bodies}
+    lines: dict[str, _Line] = {}
+    owners: dict[str, str] = {}
+    for event in events:
+        if event["what"] == "store reset":
+            lines.clear()
+            owners.clear()
+        elif event["what"] == "line":
+            yield from _move(event, lines.setdefault(event["key"], _Line()), faults)
+        elif event["what"] == "store" and event["does"] in (["take"], ["free"]):
+            key = _signature_of(event["key"])
+            if "ticket" in event and owners.get(event["key"]) not in (event["run"], event["heir_of"][0]):
+                line = lines.setdefault(key, _Line())
+                if line.rank(event["ticket"]) >= most.get(key, 1):
+                    text = f"{key}: {event['run']} at {event['at']:.2f}, before {len(line.waiting)} that wait"
+                    yield Violation("order", text)
+            if "ticket" in event and key in lines:
+                lines[key].waiting.pop(event["ticket"], None)
+            owners[event["key"]] = event["run"] if event["does"] == ["take"] else ""
+
+
+def _move(event: Event, line: _Line, faults: list[Fault]) -> Iterator[Violation]:
+    ticket, at = event["ticket"], event["at"]
+    if event["does"] == "join":
+        line.waiting[ticket] = at
+        line.lapsed.discard(ticket)
+        return
+    joined = line.waiting.pop(ticket, at)
+    if event["does"] == "lapse":
+        line.lapsed.add(ticket)
+        if not any(f.at <= at and joined - SEEN <= _until(f) for f in faults if f.kind in (*DISTURBING, "pause")):
+            yield Violation(
+                "order", f"{event['key']}: a message lost its place of {joined:.2f} at {at:.2f}, by no fault"
+            )
+
+
+def _signature_of(key: str) -> str:
+    """Return the key of a lock without the number of a slot."""
+    return re.sub(r"(:lock:[^:]+):\d+$", r"\1", key)
 
 
 def table(violations: Iterable[Violation]) -> str:
@@ -424,8 +531,9 @@ def figures(events: Sequence[Event]) -> dict[str, int]:
     bodies = bodies_of(events)
     return {
         "bodies": len(bodies),
-        "overlaps": sum(1 for _ in overlaps(bodies)),
+        "overlaps": sum(len(others) + 1 - newest.limit for others, newest in crowds(bodies)),
         "lost": sum(event["what"] == "lost" for event in events),
         "duplicates": sum(event["what"] == "duplicate" for event in events),
         "sent": sum(event["what"] == "sent" for event in events),
+        "joined a line": sum(event.get("does") == "join" for event in events),
     }

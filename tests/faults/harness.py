@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -20,17 +20,15 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 
-import celery_singleton_lock
-from tests.faults.checker import Violation, check, table
+from celery_singleton_lock.store.redis.scripts import script
+from tests.faults.checker import Violation, bodies_of, check, table, unfinished
 from tests.faults.ledger import Event, Ledger, now
-from tests.faults.probes import Commands, Deaths, Keys, Watching
+from tests.faults.probes import Commands, Deaths, Keys, Watching, scripts
 from tests.faults.proxy import Proxy
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.faults.tasks import make_app
 from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
 
-#: Messages with these expectations need not run to their end.
-ANYHOW = ("any", "none", "decided in peace")
 #: Seconds within which the lease of a killed child is released, whatever its TTL.
 CHILD_BOUND = 6.0
 
@@ -206,14 +204,35 @@ class WorkerEnvironment:
         return self.start(pool, concurrency, options, **conf).ready(self.app)
 
     def send(self, name: str, tag: str, *acts: Sequence[Any], expect: str = "any", **options: Any) -> AsyncResult:
-        """Send a task and record how often it is expected to run (see ``checker``)."""
+        """Send a task and record how often it is expected to run (see ``checker``), unless the publisher skips it."""
+        at = now()
         result = self.app.tasks[name].apply_async((tag,), {"acts": acts or [["sleep"]]}, **options)
-        self.expect(result.id, expect)
+        met = getattr(result, "duplicate", None)
+        if met is None or met.task_id != result.id:
+            self.expect(result.id, expect, at, f"{name} {tag}")
         return result
 
-    def expect(self, task_id: str, expect: str) -> None:
+    def expect(self, task_id: str, expect: str, at: float | None = None, signature: str = "") -> None:
         """Record how often a task is expected to run."""
-        self.ledger.note("sent", task_id=task_id, expect=expect)
+        self.ledger.note("sent", at, task_id=task_id, expect=expect, signature=signature)
+
+    def in_line(self, name: str, tag: str) -> int:
+        """Return how many messages wait in line for a signature."""
+        with contextlib.closing(self.client()) as client:
+            key = self.app.tasks[name].lock_key_for(tag)
+            return int(client.zcard(str(key).replace(":lock:", ":line:")))  # type: ignore[arg-type]
+
+    def line_up(self, name: str, tag: str, count: int, *acts: Sequence[Any], **options: Any) -> list[AsyncResult]:
+        """Send messages for a lock that is held, each once the one before has joined the line."""
+        results = []
+        for number in range(count):
+            results.append(self.send(name, tag, *acts, **options))
+            joined = partial(self._joins, results[-1].id)
+            until(joined, f"number {number} of {name} {tag} is in line")
+        return results
+
+    def _joins(self, task_id: str) -> list[Event]:
+        return self.ledger.events("line", does="join", task_id=task_id)
 
     def body(self, tag: str, count: int = 1, timeout: float = 30.0) -> Event:
         """Wait for the ``count``-th start of a body, and return it."""
@@ -278,8 +297,8 @@ class WorkerEnvironment:
     def know_scripts(self) -> None:
         """Load the scripts into the store, so that no call is repeated because of an unknown script."""
         with contextlib.closing(self.client()) as client:
-            for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua"):
-                client.script_load(path.read_text())
+            for one in scripts().values():
+                client.script_load(script(*one)[0])
 
     # -- faults ------------------------------------------------------------------------------------
 
@@ -340,15 +359,15 @@ class WorkerEnvironment:
     def finish(self) -> None:
         """Wait until all expected runs are done, no body runs and no lease is left; then run the checker."""
         with contextlib.suppress(AssertionError):  # the checker's message is clearer
-            until(self._done, "all has run", 40)
+            until(self._done, "all has run", 40, 0.1)
         until(self._idle, "no body runs", 60)
         until(lambda: not self._leases(), "no lease is left", self.limits.ttl + 10)
         found = self.verdict()
         assert not found, f"\n{table(found)}"
 
     def _done(self) -> bool:
-        wanted = {e["task_id"] for e in self.ledger.events("sent") if e["expect"] not in ANYHOW}
-        return wanted <= {e["task_id"] for e in self.ledger.events("end") if e["how"] == "return"}
+        events = self.ledger.events()
+        return not unfinished(events, bodies_of(events), self.schedule)
 
     def _idle(self) -> bool:
         over = {(e["run"], e["pid"]) for e in self.ledger.events("end")}

@@ -37,7 +37,7 @@ class Mutant:
         file: its path within the package.
         old: text that must occur exactly once.
         new: its replacement.
-        row: the test that must fail, in pytest's spelling.
+        row: the test that must fail, in pytest's spelling: of the matrix, or of another directory of ``tests/``.
         shows: a pattern that the test's failure must match.
     """
 
@@ -291,6 +291,159 @@ MUTANTS = (
         "test_forks_and_nesting.py::test_fork_in_a_body[fork-through]",
         "freed after the body|early|overlap|theft|no lease|lost: |late renewal",
     ),
+    Mutant(
+        "copies of a message that has started are dropped",
+        "store/redis/acquire_line.lua",
+        "  redis.call('ZADD', used, now + window, one, now + window, one .. ':' .. by)\n",
+        "",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
+        r"assert \(50 \+ 1\) ==|runs",
+    ),
+    Mutant(
+        "the lock is for the head of the line alone",
+        "store/redis/acquire_line.lua",
+        "is_turn = is_turn and (not head or head == ticket)\n",
+        "",
+        "test_line_faults.py::test_fifty_and_a_killed_holder",
+        r"order|assert \['",
+    ),
+    Mutant(
+        "the earlier of two copies is dropped",
+        "store/redis/acquire_line.lua",
+        "  if waits and copy + 0 < (redis.call('HGET', waiting, ticket .. ':copy') or 0) + 0 and room == '' "
+        "then return {'dropped'} end\n",
+        "",
+        "tests/contract/test_line.py::test_earlier_copy_of_a_waiting_message[redis]",
+        "DROPPED|dropped",
+    ),
+    Mutant(
+        "a release reserves the lock for the head of the line",
+        "store/redis/release.lua",
+        "if holder[3] then\n",
+        "if false then\n",
+        "tests/contract/test_line.py::test_line_in_order[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a message is woken once",
+        "store/redis/wake.lua",
+        "if lock[1] ~= 'queued:line' or lock[2] then return '' end",
+        "if lock[1] ~= 'queued:line' then return '' end",
+        "tests/contract/test_line.py::test_late_wake[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a copy leaves alone what was woken",
+        "store/redis/acquire_line.lua",
+        "if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end\n",
+        "",
+        "tests/contract/test_line.py::test_copy_of_a_woken_message[redis]",
+        "GRANTED|granted",
+    ),
+    Mutant(
+        "the end of a body wakes the head of the line",
+        "worker/release.py",
+        "                wake(state.task, execution.context.store, request)",
+        "                pass",
+        "test_feature_faults.py::test_features_shutdown[warm]",
+        "36 warm shutdown",
+    ),
+    Mutant(
+        "a limit counts the slots",
+        "store/redis/acquire_limit.lua",
+        "slot_limit + 0",
+        "slot_limit + 1",
+        "test_limit_faults.py::test_one_holder_killed[child]",
+        "duplicate|overlap",
+    ),
+    Mutant(
+        "as many of the first in line as slots are free",
+        "store/redis/acquire_turns.lua",
+        "  is_turn = rank < free\n",
+        "  is_turn = free > 0\n",
+        "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a message is woken once, for one of several slots",
+        "store/redis/wake_slots.lua",
+        "one .. ':message', '')\n",
+        "one .. ':message', fields[2])\n",
+        "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
+        "assert",
+    ),
+    Mutant(
+        "starts that still run in other slots are no crashes",
+        "store/redis/acquire_running.lua",
+        "    too_many = crashed >= start_limit + 0\n",
+        "",
+        "tests/contract/test_limit.py::test_starts_that_run_are_no_crashes[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a message turns its reservation into its lease",
+        "store/redis/acquire.lua",
+        "  if owner ~= 'queued:' .. ARGV[3] then",
+        "  if true then",
+        "test_publish_faults.py::test_store_faults_before_the_start",
+        "timed out",
+    ),
+    Mutant(
+        "a revoked message frees its reservation",
+        "worker/request.py",
+        "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)",
+        "                pass",
+        "test_publish_faults.py::test_message_that_never_starts",
+        "41 message revoked|revoked is free",
+    ),
+    Mutant(
+        "an own retry keeps the lock",
+        "worker/execution.py",
+        "        kept = kept_for_retry(state.task, config, state.task.request, state.request, retry)\n",
+        "",
+        "tests/integration/test_publish.py::test_own_retry_keeps_the_lock[prefork]",
+        "the retry waits",
+    ),
+    Mutant(
+        "a request to stop is for one holder alone",
+        "store/redis/renew_stop.lua",
+        "redis.call('HGET', lock, 'stop') == token",
+        "redis.call('HEXISTS', lock, 'stop') == 1",
+        "tests/contract/test_replace.py::test_next_holder_is_not_asked[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a holder's time of grace begins once",
+        "store/redis/acquire_stop.lua",
+        "  elseif not asked then\n",
+        "  else\n",
+        "tests/contract/test_replace.py::test_how_long_the_holder_is_asked[redis]",
+        "comparison failed",
+    ),
+    Mutant(
+        "a replaced message is not run again",
+        "store/redis/acquire_replaced.lua",
+        "  if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end\n",
+        "",
+        "tests/contract/test_replace.py::test_redelivery_of_a_replaced_message[redis]",
+        "assert",
+    ),
+    Mutant(
+        "a replaced reservation is remembered",
+        "store/redis/acquire_stop.lua",
+        "  redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))\n",
+        "  redis.call('PEXPIRE', replaced, 1000)\n",
+        "tests/contract/test_replace.py::test_reservation_is_replaced[redis-message]",
+        "assert",
+    ),
+    Mutant(
+        "a replaced task is not retried",
+        "task.py",
+        "            raise exc\n",
+        "            pass\n",
+        "tests/integration/test_replace.py::test_autoretry[prefork]",
+        "REVOKED",
+    ),
 )
 
 
@@ -301,7 +454,7 @@ def green(row: str) -> str:
         row: the test.
     """
     with _copy() as copy:
-        came = run(copy, f"tests/faults/matrix/{row}")
+        came = run(copy, _path(row))
     return "" if came == GREEN else f"its row is not green where nothing is missing: {came}"
 
 
@@ -317,10 +470,14 @@ def red(mutant: Mutant) -> str:
         if text.count(mutant.old) != 1:
             return f"its text is {text.count(mutant.old)} times in {mutant.file}"
         path.write_text(text.replace(mutant.old, mutant.new))
-        came = run(copy, f"tests/faults/matrix/{mutant.row}", mutant.shows)
+        came = run(copy, _path(mutant.row), mutant.shows)
     if came == RED:
         return ""
     return "its row stays green" if came == GREEN else f"its row cannot run: {came}"
+
+
+def _path(row: str) -> str:
+    return row if row.startswith("tests/") else f"tests/faults/matrix/{row}"
 
 
 @contextlib.contextmanager

@@ -10,16 +10,34 @@ import select
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from hashlib import sha1
-from pathlib import Path
+from itertools import combinations
+from typing import NamedTuple
 
 import redis
 
-import celery_singleton_lock
+from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.ledger import Ledger, name_of, now
 
 _ERRORS = (redis.RedisError, OSError)
+
+#: The scripts with their parts, in the order in which calls pass them; those in one text come together.
+PARTS: dict[str, tuple[str, ...]] = {
+    "acquire": ("limit slot", "queued", "starts", "running", "line", "turns named", "quiet ripe left", "started"),
+    "holder": ("limit",),
+    "leave": (),
+    "reacquire": (),
+    "release": ("queued", "kept", "slot", "limit", "starts"),
+    "renew": ("limit",),
+    "revoke": ("limit",),
+    "wake": (),
+    "wake_slots": (),
+}
+#: First part of the token of a reservation, which belongs to a message that no worker has started.
+RESERVED = "queued:"
 
 
 @contextlib.contextmanager
@@ -66,7 +84,7 @@ class Watching(ABC, threading.Thread):
 
 
 class Keys(Watching):
-    """Records when a lease appears in the store and when it disappears; an outage counts as neither."""
+    """Records when a lease appears in the store and when it disappears; an outage counts as neither, a reservation is none."""
 
     def __init__(self, ledger: Ledger, url: str) -> None:
         super().__init__(ledger, 0.03)
@@ -75,7 +93,8 @@ class Keys(Watching):
 
     def step(self) -> None:
         at = now()
-        there = {name_of(token): key for key in self._client.keys("*:lock:*") if (token := self._token(str(key)))}
+        tokens = {key: self._token(str(key)) for key in self._client.keys("*:lock:*")}
+        there = {name_of(token): key for key, token in tokens.items() if token and not token.startswith(RESERVED)}
         for run in self._there.keys() - there.keys():
             self.ledger.note("gone", run=run, key=self._there[run])
         for run in there.keys() - self._there.keys():
@@ -118,8 +137,27 @@ class Deaths(Watching):
         self._handles.clear()
 
 
+class Script(NamedTuple):
+    """A script and its parts."""
+
+    verb: str
+    parts: tuple[str, ...] = ()
+
+
+@dataclass
+class Call:
+    """The script call whose commands are read."""
+
+    script: Script
+    args: Sequence[str]
+    token: str = ""  # that the lock has now, if it is kept at its release
+    superseded: str = ""  # the ticket that is about to be replaced in line
+    left: tuple[float, str, str] | None = None  # time, lock and ticket that has left the line; it may be about to start
+    started: str = ""  # the ticket whose message starts
+
+
 class Commands(threading.Thread):
-    """Records, with MONITOR, every call of a script and the changes that it made to a lock.
+    """Records, with MONITOR, every call of a script and the changes that it made to a lock or a line.
 
     An error that is not the server's ends it. It is not ``sound`` after such an error, or if it missed commands.
     """
@@ -129,8 +167,8 @@ class Commands(threading.Thread):
         self.ledger = ledger
         self._url = url
         self._end = False
-        self._verbs = _verbs()
-        self._call: dict[str, object] | None = None
+        self._scripts = dict(scripts())
+        self._call: Call | None = None
         self._lock = ""
         self._marker = secrets.token_hex(8)
         self._heard = threading.Event()
@@ -186,8 +224,11 @@ class Commands(threading.Thread):
             return
         moment = float(at) + _offset()  # computed for each line, because the wall clock may be set
         if " lua]" in rest:
-            self._inside(moment, words)
-        elif words[0].upper() in ("EVALSHA", "EVAL"):
+            if self._call is not None and len(words) > 1:
+                self._inside(moment, words, self._call)
+            return
+        self._lapse()
+        if words[0].upper() in ("EVALSHA", "EVAL"):
             self._outside(moment, words)
         else:
             self._call = None
@@ -198,40 +239,100 @@ class Commands(threading.Thread):
         digest = words[1] if words[0].upper() == "EVALSHA" else sha1(words[1].encode()).hexdigest()
         count = int(words[2])
         keys, args = words[3 : 3 + count], words[3 + count :]
-        self._call = {"verb": self._verbs.get(digest, "?"), "args": args}
-        if digest not in self._verbs:
+        self._call = Call(self._scripts.get(digest, Script("?")), args)
+        verb = self._call.script.verb
+        if verb == "?":
             self.ledger.note("unknown script", at, digest=digest)
-        if self._call["verb"] == "renew":
+        if verb == "renew":
             for index, token in enumerate(args[::2]):
                 # A main process only knows the token, and passes the attempt key for both keys.
                 own = keys[3 * index] != keys[3 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
-        elif self._call["verb"] in ("acquire", "reacquire", "release"):
-            self.ledger.note(
-                "store", at, verb=self._call["verb"], run=name_of(args[0]), key=keys[0], does=[], sent=True
-            )
+        elif verb in ("acquire", "reacquire", "release"):
+            self.ledger.note("store", at, verb=verb, run=name_of(args[0]), key=keys[0], does=[], sent=True)
 
-    def _inside(self, at: float, words: list[str]) -> None:
+    def _inside(self, at: float, words: list[str], call: Call) -> None:
         """Record a command of the script that was called last."""
-        if self._call is None:
-            return
-        verb, args, command = self._call["verb"], self._call["args"], words[0].upper()
-        assert isinstance(args, list)
-        if verb == "renew" and command == "PEXPIRE":
-            if ":attempt:" not in words[1]:
-                self._lock = words[1]
-            else:
-                self._did(at, verb, words[1].rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
-        elif verb in ("acquire", "reacquire") and command == "PEXPIRE" and not words[1].endswith(":recent"):
-            self._did(at, verb, args[0], words[1], "take", float(words[2]) / 1000)
-        elif verb == "release" and command == "DEL":
-            self._did(at, verb, args[0], words[1], "free")
-        elif verb == "revoke" and command == "DEL":  # by an operator, from any holder
-            self.ledger.note("store", at, verb=verb, run="", key=words[1], does=["unlock"])
+        command, key, verb = words[0].upper(), words[1], call.script.verb
+        if ":line:" in key:
+            self._in_line(at, words, call)
+        elif key.endswith(":used") and command == "ZADD" and verb == "acquire":
+            self._use(words, call)
+        elif ":lock:" in key and command in ("PEXPIRE", "DEL", "HSET"):
+            self._on_lock(at, words, call)
+        elif verb == "renew" and command == "PEXPIRE" and ":attempt:" in key:
+            self._did(at, call, key.rpartition(":attempt:")[2], self._lock, "renew", float(words[2]) / 1000)
 
-    def _did(self, at: float, verb: object, token: str, key: str, does: str, ttl: float = 0.0) -> None:
-        self.ledger.note("store", at, verb=verb, run=name_of(token), key=key, does=[does], ttl=ttl)
+    def _on_lock(self, at: float, words: list[str], call: Call) -> None:
+        """Record a change of a lock: its owner is the token that acquired it, a reservation's included."""
+        command, key, verb, args = words[0].upper(), words[1], call.script.verb, call.args
+        ttl = float(words[2]) / 1000 if command == "PEXPIRE" else 0.0
+        if verb == "renew" and command == "PEXPIRE":
+            self._lock = key
+        elif verb in ("acquire", "reacquire") and command == "PEXPIRE":
+            self._lapse()
+            self._did(at, call, args[0], key, "take", ttl)
+        elif verb == "acquire" and command == "DEL":
+            self._did(at, call, f"{RESERVED}{args[2]}", key, "free")
+        elif verb == "release" and command == "HSET" and "token" in words:
+            self._did(at, call, args[0], key, "free")
+            call.token = words[words.index("token") + 1]
+        elif verb == "release" and command == "PEXPIRE":
+            self._did(at, call, call.token, key, "take", ttl)
+        elif verb == "release" and command == "DEL":
+            self._did(at, call, args[0], key, "free")
+        elif verb == "wake" and command != "HSET":
+            self._did(at, call, f"{RESERVED}line", key, "renew" if command == "PEXPIRE" else "free", ttl)
+        elif verb == "revoke" and command == "DEL":  # by an operator, from any holder
+            self.ledger.note("store", at, verb=verb, run="", key=key, does=["unlock"])
+
+    def _did(self, at: float, call: Call, token: str, key: str, does: str, ttl: float = 0.0) -> None:
+        more: dict[str, object] = {}
+        if not token or token.startswith(RESERVED):
+            more["reserved"] = True
+        if does == "take" and call.script.verb == "acquire":
+            own = name_of(f"{RESERVED}{call.args[2]}")
+            with_line = "line" in call.script.parts
+            more["heir_of"] = [own, *([name_of(f"{RESERVED}line")] if with_line else [])]  # whose lock it may take over
+            if with_line and "reserved" not in more:
+                more["ticket"] = call.started
+        self.ledger.note("store", at, verb=call.script.verb, run=name_of(token), key=key, does=[does], ttl=ttl, **more)
+
+    # -- lines -------------------------------------------------------------------------------------
+
+    def _in_line(self, at: float, words: list[str], call: Call) -> None:
+        """Record that a message joins a line, or leaves it."""
+        command, lock = words[0].upper(), words[1].replace(":line:", ":lock:")
+        if command == "ZADD":
+            self._lapse()
+            self._note_line(at, "join", lock, words[3], task_id=call.args[2])
+        elif command == "ZREM":
+            self._lapse()
+            if call.script.verb == "leave":
+                self._note_line(at, "leave", lock, words[2])
+            elif words[2] == call.superseded:
+                self._note_line(at, "superseded", lock, words[2])
+            else:
+                call.left = at, lock, words[2]
+
+    def _use(self, words: list[str], call: Call) -> None:
+        """Read which message starts, or is about to leave the line because another takes its place."""
+        if words[5].endswith(":superseded"):
+            call.superseded = words[3]
+        else:
+            call.started = words[3]
+            if call.left and call.left[2] == call.started:
+                call.left = None
+
+    def _lapse(self) -> None:
+        """Record that the message that left the line last has lost its place, as its copy did not come in time."""
+        if self._call is not None and self._call.left is not None:
+            self._note_line(self._call.left[0], "lapse", *self._call.left[1:])
+            self._call.left = None
+
+    def _note_line(self, at: float, does: str, key: str, ticket: str, **more: object) -> None:
+        self.ledger.note("line", at, does=does, key=key, ticket=ticket, **more)
 
 
 def _offset() -> float:
@@ -242,9 +343,16 @@ def _offset() -> float:
             return before - wall
 
 
-def _verbs() -> dict[str, str]:
-    scripts = Path(celery_singleton_lock.__file__).parent / "store" / "redis"
-    return {sha1(path.read_bytes()).hexdigest(): path.stem for path in scripts.glob("*.lua")}
+@cache
+def scripts() -> dict[str, Script]:
+    """Return all scripts that a store can send, by digest: those of the verbs, with each choice of their parts."""
+    found = [
+        Script(verb, tuple(" ".join(chosen).split()))
+        for verb, parts in PARTS.items()
+        for count in range(len(parts) + 1)
+        for chosen in combinations(parts, count)
+    ]
+    return {script(*one)[1]: one for one in found}
 
 
 def _plain(word: str) -> str:

@@ -8,23 +8,61 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import random
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from tests.faults.checker import bodies_of, figures, table, undecided
+from tests.faults.checker import bodies_of, figures, table, unfinished
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
 
 TTL = 4.0
 POOLS = ("prefork", "threads", "gevent", "prefork")
-TAGS = 6
+CONCURRENCY = 3
 #: Seconds within which a worker must start a body.
 PATIENCE = 60.0
+
+
+class Work(NamedTuple):
+    """One kind of work.
+
+    Arguments:
+        name: of its task.
+        expect: how often its messages are expected to run.
+        weight: how often it is chosen, in relation to others.
+        tags: how many signatures it has.
+        burst: how many messages are sent at once at most, so that lines form and limits are reached.
+    """
+
+    name: str
+    expect: str
+    weight: int
+    tags: int = 6
+    burst: int = 1
+
+
+WORK = (
+    Work("late", "once in peace", 3),
+    Work("skip", "decided in peace", 3),
+    Work("late-wait", "once in peace", 2, tags=3, burst=3),
+    Work("wait", "once unless killed", 2, tags=3, burst=3),
+    Work("late-once-more", "run after", 2, tags=2),
+    Work("late-latest", "run after", 2, tags=2),
+    Work("late-limit", "once in peace", 2, tags=1, burst=5),
+    Work("late-limit-wait", "once in peace", 2, tags=1, burst=5),
+    Work("publish-limit", "once unless killed", 1, tags=1, burst=4),
+    Work("publish-limit-wait", "once unless killed", 1, tags=1, burst=4),
+    Work("publish", "decided in peace", 2, tags=3),
+    Work("publish-wait", "once unless killed", 2, tags=3, burst=2),
+)
+#: Seconds for which a message that has not started keeps its lock; a kill can lose it.
+QUEUED = 30.0
 #: Kinds of faults, with the minimum and maximum of their length in seconds.
 SPANS = {
     "child killed": (0.0, 0.0),
@@ -110,7 +148,7 @@ class Soak:
     def run(self) -> None:
         """Send work, and cause all planned faults."""
         for pool in POOLS:
-            self._env.start(pool)
+            self._env.start(pool, CONCURRENCY)
         for worker in self._env.workers:
             worker.ready(self._env.app)
         for fault in self._plan:
@@ -126,22 +164,18 @@ class Soak:
             self._sleep(min(left, self._draw.uniform(0.05, 0.4)))
 
     def _work(self) -> None:
-        tag = f"tag{self._draw.randrange(TAGS)}"
-        act = ["heed", round(self._draw.uniform(0.05, 1.5), 2) if self._draw.random() < 0.9 else 2 * TTL]
-        if self._draw.random() < 0.5:
-            self._env.send("late", tag, act, expect="once in peace")
-        else:
-            self._env.send("skip", tag, act, expect="decided in peace")
+        (work,) = self._draw.choices(WORK, [work.weight for work in WORK])
+        tag = f"tag{self._draw.randrange(work.tags)}"
+        for _ in range(self._draw.randint(1, work.burst)):
+            act = ["heed", round(self._draw.uniform(0.05, 1.0), 2) if self._draw.random() < 0.95 else 2 * TTL]
+            self._env.send(work.name, tag, act, expect=work.expect)
 
     def finish(self, timeout: float) -> None:
         """Wait until all expected runs are done, all skippable messages are decided, and no lease is left."""
-        ledger = self._env.ledger
-        wanted = {event["task_id"] for event in ledger.events("sent") if event["expect"] == "once in peace"}
 
         def missing() -> bool:
-            done = {event["task_id"] for event in ledger.events("end") if event["how"] == "return"}
-            events = ledger.events()
-            return bool(wanted - done or undecided(events, bodies_of(events), self._env.schedule))
+            events = self._env.ledger.events()
+            return bool(unfinished(events, bodies_of(events), self._env.schedule))
 
         deadline = time.monotonic() + timeout
         while missing() and time.monotonic() < deadline:
@@ -170,7 +204,7 @@ class Soak:
         worker = self._env.workers[fault.who]
         self._env.kill(worker)
         self._env.workers.remove(worker)
-        self._env.worker(worker.pool)
+        self._env.worker(worker.pool, CONCURRENCY)
 
     def _stop_worker(self, fault: Planned) -> None:
         with self._env.stopped(self._env.workers[fault.who]):
@@ -222,7 +256,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    with broker() as which, WorkerEnvironment(ttl=TTL, broker=which, proxied=True) as env:
+    logging.getLogger("celery_singleton_lock").addHandler(
+        logging.NullHandler()
+    )  # of the publisher, about planned faults
+    with (
+        broker() as which,
+        WorkerEnvironment(ttl=TTL, broker=which, proxied=True, singleton_lock_queue_ttl=QUEUED) as env,
+    ):
         soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
         soak.finish(180)
@@ -256,7 +296,7 @@ def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kind
     """Print the table."""
     print(f"soak of {options.minutes:g} minutes, seed {options.seed}, lock_ttl {TTL:g} s")
     rows = [*Counter(fault.kind for fault in soak.done).items(), *counts.items()]
-    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost", "order")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs", "reused", "blind")]
     for name, count in rows:

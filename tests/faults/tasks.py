@@ -19,7 +19,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.signals import task_received
 
-from celery_singleton_lock import LockLost, Raise, RetryLater, SingletonTask, Skip, signals
+from celery_singleton_lock import LockLost, Raise, RetryLater, RunOnceMore, SingletonTask, Skip, Wait, signals
 from tests.faults.ledger import Ledger, name_of, now
 
 #: Maximum seconds that a body waits for its test.
@@ -30,6 +30,10 @@ BRIEF = 0.15
 LINGER = 8.0
 #: Short delays for tests; a real policy would wait longer.
 SOON = RetryLater(delay=0.3, backoff=1.0, max_delay=0.3, jitter=0.0, max_wait=600.0)
+#: How many bodies of a limited signature may run at once.
+SEVERAL = 3
+#: Options of tasks that acknowledge their messages when the body has ended.
+LATE = {"acks_late": True, "reject_on_worker_lost": True}
 
 
 class Boom(Exception):
@@ -253,7 +257,7 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
     }
     how = "return"
     try:  # an exception just after the first event is followed by the second
-        ledger.note("start", tag=tag, number=number, parent=os.getppid(), **who)
+        ledger.note("start", tag=tag, number=number, parent=os.getppid(), limit=task.lock_limit or 1, **who)
         return ACTS[act](task, tag, *args)
     except BaseException as error:
         how = type(error).__name__
@@ -291,7 +295,17 @@ def make_app(conf: dict[str, Any]) -> Celery:
     for name, policy in (("skip", Skip()), ("retry", SOON), ("raise", Raise()), ("other", SOON)):
         _register(app, name, on_duplicate=policy)
     for name, policy in (("late", SOON), ("late-skip", Skip()), ("late-raise", Raise())):
-        _register(app, name, on_duplicate=policy, acks_late=True, reject_on_worker_lost=True)
+        _register(app, name, on_duplicate=policy, **LATE)
+    for name, policy in (("wait", Wait()), ("once-more", RunOnceMore()), ("latest", RunOnceMore(keep="latest"))):
+        _register(app, name, on_duplicate=policy)
+        _register(app, f"late-{name}", on_duplicate=policy, **LATE)
+        _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
+    _register(app, "publish", on_duplicate=Skip(), lock_from="publish")
+    _register(app, "publish-retry", on_duplicate=SOON, lock_from="publish")
+    for name, policy in (("limit", SOON), ("limit-wait", Wait())):
+        _register(app, name, on_duplicate=policy, lock_limit=SEVERAL)
+        _register(app, f"late-{name}", on_duplicate=policy, lock_limit=SEVERAL, **LATE)
+        _register(app, f"publish-{name}", on_duplicate=policy, lock_limit=SEVERAL, lock_from="publish")
     _register(app, "nameless", on_duplicate="skip", lock_key=_no_key)
     _register(app, "lingering", on_duplicate=SOON, after_return=_linger)
     _register(app, "plain", singleton=False)
@@ -338,9 +352,10 @@ def record_signals(app: Celery) -> None:
     signals.duplicate.connect(lambda key, task_id, **_: ledger.note("duplicate", key=key, task_id=task_id), weak=False)
 
     def received(request: Any, **_: Any) -> None:
-        """Record only messages that can be lost: those of the other rows are redelivered."""
-        if request.task.name == "skip":
-            ledger.note("received", task_id=request.id)
+        """Record only messages that a kill can lose: those with late acknowledgement are redelivered."""
+        if not request.task.acks_late:
+            stands_for = (request._request_dict.get("singleton_retry_state") or {}).get("stands_for")
+            ledger.note("received", task_id=stands_for or request.id)
 
     task_received.connect(received, weak=False)
     signals.store_error.connect(

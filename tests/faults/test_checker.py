@@ -263,6 +263,127 @@ def test_nobody_left_to_tell() -> None:
     assert set() == found(body("a", 0, 30.5) + body("b", 20, 60, pid=2), STOP)
 
 
+# -- several at once -------------------------------------------------------------------------------
+
+
+def several(*spans: tuple[str, float, float | None], limit: int = 3) -> list[Event]:
+    """Return the events of bodies of one signature that so many may run at once, each in its slot and its process."""
+    events = []
+    for number, (run, start, end) in enumerate(spans):
+        for one in body(run, start, end, pid=number + 1, key=f"{KEY}:{number}" if number else KEY, signature="job"):
+            events.append({**one, "limit": limit})
+    return events
+
+
+def test_at_most_three() -> None:
+    """Three bodies of a signature with a limit of 3 may run at once, and a fourth may not, whoever of them ends first."""
+    three = [("a", 0, 10), ("b", 1, 5), ("c", 2, 6)]
+    assert set() == found(several(*three, ("d", 5.1, 9), ("e", 6.1, 9)))
+    assert {"overlap"} == found(several(*three, ("d", 4.9, 9)))
+    assert {"overlap"} == found(several(*three, ("d", 5.1, 9), ("e", 5.9, 9)))
+    assert {"overlap"} == found(several(("a", 0, None), ("b", 1, None), limit=1))
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"), [((), {"untold"}), (("a",), {"untold"}), (("a", "b"), set()), (("a", "b", "c"), set())]
+)
+def test_too_many_after_a_fault(told: tuple[str, ...], verdict: set[str]) -> None:
+    """Of five bodies that run because a store lost its data, two must be notified; of the three others none need be."""
+    events = several(("a", 0, 40), ("b", 1, 40), ("c", 2, 40), ("d", 12.5, 30), ("e", 12.6, 30))
+    notes = [{**lost(run, 13), "key": f"{KEY}:{number}" if number else KEY} for number, run in enumerate("abc")]
+    takes = [{**store(11, "acquire", "x", "take"), "key": f"{KEY}:{number}" if number else KEY} for number in range(3)]
+    frees = [{**take, "at": 12, "does": ["free"], "verb": "release"} for take in takes]
+    told_of = [note for note in notes if note["run"] in told]
+    assert verdict == found([*events, *told_of, *takes, *frees, event("store reset", 10.5)], EMPTY)
+
+
+def test_too_many_new_ones() -> None:
+    """A fault excuses no more than the limit's number of bodies that began after it."""
+    events = several(("a", 12.5, 40), ("b", 12.6, 40), ("c", 12.7, 40), ("d", 15, 30))
+    assert {"overlap"} == found(events, EMPTY)
+
+
+# -- the line --------------------------------------------------------------------------------------
+
+
+def moves(at: float, does: str, ticket: str, key: str = KEY) -> Event:
+    """Return the event of a message that joins or leaves a line."""
+    return event("line", at, does=does, ticket=ticket, key=key)
+
+
+def taken(at: float, run: str, ticket: str, key: str = KEY) -> Event:
+    """Return the event of an acquire that asked the line."""
+    return {**store(at, "acquire", run, "take"), "key": key, "ticket": ticket, "heir_of": ["own", "line"]}
+
+
+def freed(at: float, run: str, key: str = KEY) -> Event:
+    """Return the event of a release."""
+    return {**store(at, "release", run, "free"), "key": key}
+
+
+JOINED = [moves(1, "join", "t1"), moves(2, "join", "t2"), moves(3, "join", "t3")]
+
+
+def test_in_order() -> None:
+    """Messages start in the order in which they joined their line."""
+    assert set() == found([*JOINED, taken(4, "a", "t1"), freed(5, "a"), taken(6, "b", "t2")])
+    assert {"order"} == found([*JOINED, taken(4, "b", "t2")])
+    assert {"order"} == found([*JOINED, taken(4, "a", "t1"), freed(5, "a"), taken(6, "c", "t3")])
+    assert set() == found([*JOINED, taken(4, "x", "t9", key="another")])
+
+
+def test_newcomer_before_the_line() -> None:
+    """A message that never waited must not start while others wait, unless the lock is its own."""
+    assert {"order"} == found([*JOINED, taken(4, "x", "")])
+    assert set() == found([taken(0.5, "x", ""), *JOINED, taken(4, "x", "")])
+    reserved = {**store(0.5, "acquire", "own", "take"), "reserved": True}
+    assert set() == found([reserved, *JOINED, taken(4, "x", "")])
+
+
+@pytest.mark.parametrize("does", ["leave", "superseded"])
+def test_left_the_line(does: str) -> None:
+    """A message that left the line is waited for no more, and has no place if it comes nevertheless."""
+    gone = [*JOINED, moves(3.5, does, "t1")]
+    assert set() == found([*gone, taken(4, "b", "t2")])
+    assert set() == found([*gone, moves(3.6, "join", "t1"), taken(4, "b", "t2")])
+    assert {"order"} == found([*gone, moves(3.6, "join", "t1"), taken(4, "a", "t1")])
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        (None, {"order"}),
+        (Fault("kill", 2, math.inf, frozenset({1})), set()),
+        (Fault("kill", 0.5, math.inf, frozenset({1})), {"order"}),
+        (Fault("stop", 0.5, 1.5, frozenset({1})), set()),
+        (Fault("pause", 3, 4), set()),
+        (Fault("stop", 10, 12, frozenset({1})), {"order"}),
+    ],
+)
+def test_lost_its_place(fault: Fault | None, verdict: set[str]) -> None:
+    """Only a fault may cost a message its place; then it must not start before the others."""
+    lapsed = [*JOINED, moves(9, "lapse", "t1")]
+    assert verdict == found([*lapsed, taken(10, "b", "t2")], *([fault] if fault else []))
+    assert {"order"} == found([*lapsed, taken(10, "a", "t1")], Fault("pause", 3, 4))
+
+
+def test_line_that_the_probe_does_not_know() -> None:
+    """After a gap of MONITOR, a message that may have joined in it, or before, is no newcomer."""
+    reset = event("store reset", 4)
+    late = [reset, moves(5, "join", "t4")]
+    assert set() == found([*JOINED, *late, taken(6, "a", "t1")])
+    assert {"order"} == found([*JOINED, *late, taken(6, "x", "")])
+    assert set() == found([*JOINED, reset, taken(6, "x", "")])
+
+
+def test_line_for_several() -> None:
+    """With a limit of 3, a message may start before two that joined earlier, and not before three."""
+    limited = several(("a", 0, 1))
+    four = [*JOINED, moves(3.5, "join", "t4")]
+    assert set() == found([*limited, *four, taken(4, "x", "t3", key=f"{KEY}:2")])
+    assert {"order"} == found([*limited, *four, taken(4, "x", "t4", key=f"{KEY}:2")])
+
+
 # -- losses ----------------------------------------------------------------------------------------
 
 
@@ -425,6 +546,31 @@ def test_never_run_in_peace() -> None:
     """The checker finds a lost message whatever faults there were."""
     sent = event("sent", 1, task_id="task-a", expect="once in peace")
     assert {"never run"} == found([sent], Fault("kill", 1.5, math.inf, frozenset({1})))
+
+
+def test_run_unless_killed() -> None:
+    """A message of a task with early acknowledgement must run, unless it was lost with its worker; it must run once."""
+    sent = event("sent", 1, task_id="task-a", expect="once unless killed")
+    kill = Fault("kill", 3, math.inf, frozenset({1}))
+    assert {"never run"} == found([sent])
+    assert {"never run"} == found([sent, event("duplicate", 2, task_id="task-a")])
+    assert {"never run"} == found([sent, *body("a", 2, 3, "Boom")])
+    assert set() == found([sent, *body("a", 2, 3)])
+    assert {"runs"} == found([sent, *body("a", 2, 3), *({**e, "run": "b"} for e in body("a", 4, 5))])
+    died = [*body("a", 2, None), event("death", 3, of=1)]
+    assert {"never run"} == found([sent, *died])
+    assert set() == found([sent, *died], kill)
+    assert set() == found([sent, event("received", 2.5, task_id="task-a") | {"pid": 1}], kill)
+
+
+def test_run_after() -> None:
+    """After each message some run of its signature must start and come to its end."""
+    sent = event("sent", 1, task_id="task-x", expect="run after", signature=KEY)
+    assert {"never run"} == found([sent])
+    assert {"never run"} == found([sent, *body("a", 0.9, 2)])
+    assert {"never run"} == found([sent, *body("a", 1.1, 2, "Boom")])
+    assert {"never run"} == found([sent, *body("a", 1.1, 2, key="another")])
+    assert set() == found([sent, *body("a", 1.1, 2)])
 
 
 def test_never_decided() -> None:
@@ -603,6 +749,13 @@ def test_renewal_after_release(verb: str, does: str) -> None:
     """The checker finds a renewal or a reacquire of a released lease."""
     events = [store(0, "acquire", "a", "take"), store(3, "release", "a", "free"), store(3.1, verb, "a", does)]
     assert {"late renewal"} == found(events)
+
+
+def test_reservation_again() -> None:
+    """A reservation may be released and made again, because its token is that of a message, or of a line."""
+    events = [store(0, "acquire", "q", "take"), store(3, "wake", "q", "free"), store(4, "acquire", "q", "take")]
+    assert {"late renewal"} == found(events)
+    assert set() == found([{**one, "reserved": True} for one in events])
 
 
 def test_renewal_that_goes_on() -> None:

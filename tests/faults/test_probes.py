@@ -13,13 +13,22 @@ import pytest
 import redis
 
 import celery_singleton_lock
-from celery_singleton_lock.store.protocol import LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import (
+    LINE_TOKEN,
+    Kept,
+    LeaseRequest,
+    Place,
+    RenewResult,
+    line_keys,
+    queued_token,
+)
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.redis.scripts import script
 from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event, Ledger, name_of
-from tests.faults.probes import Commands, Keys, Watching
+from tests.faults.probes import PARTS, Commands, Keys, Script, Watching
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.servers import RedisServer, until
 
@@ -40,6 +49,7 @@ class Scene:
         until(self.commands.ready.is_set, "MONITOR")
         self.store = RedisStore(connector(self.url, {}))
         self.client = redis.Redis.from_url(self.url)
+        self.names: dict[str, str] = {}  # of other tokens
         self.a, self.b = (
             LeaseRequest(BASE, "1", token * 32, 30.0, f"task-{token}", supervised=token == "a") for token in "ab"
         )
@@ -48,9 +58,9 @@ class Scene:
         """Return the changes of a lock as verb, token's letter, key and action, after all sent commands were read."""
         self.commands.close()
         assert self.commands.sound
-        names = {name_of("a" * 32): "a", name_of("b" * 32): "b", "": ""}
+        names = {name_of("a" * 32): "a", name_of("b" * 32): "b", "": "", **self.names}
         events = [event for event in self.ledger.events("store") if event["does"]]
-        return [(event["verb"], names[event["run"]], event["key"], *event["does"]) for event in events]
+        return [(event["verb"], names.get(event["run"], "?"), event["key"], *event["does"]) for event in events]
 
     def found(self, *faults: Fault) -> set[str]:
         """Return the kinds of violations."""
@@ -66,7 +76,7 @@ class Scene:
         text = (Path(celery_singleton_lock.__file__).parent / "store" / "redis" / f"{verb}.lua").read_text()
         assert 1 == text.count(old)
         text = text.replace(old, new)
-        self.commands._verbs[sha1(text.encode()).hexdigest()] = verb
+        self.commands._scripts[sha1(text.encode()).hexdigest()] = Script(verb)
         self.client.eval(text, len(keys), *keys, *args)  # type: ignore[no-untyped-call]
 
 
@@ -160,6 +170,124 @@ def test_unlock(scene: Scene) -> None:
     assert set() == scene.found()
     scene.schedule.faults.clear()
     assert {"theft"} == scene.found()
+
+
+def test_every_script_is_known() -> None:
+    """Each script file is that of a verb or a part."""
+    files = {path.stem for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua")}
+    parts = {f"{verb}_{part}" for verb, chosen in PARTS.items() for part in " ".join(chosen).split()}
+    assert files == {*PARTS, *parts}
+
+
+def test_slots(scene: Scene) -> None:
+    """Each slot of a limited signature is a lock of its own."""
+    for request in (scene.a, scene.b):
+        request.limit = 2
+        request.use_slot(scene.store.acquire(request).slot)
+    scene.store.renew([scene.a, scene.b])
+    scene.store.holder(LOCK, scene.a.slots)
+    scene.store.release(scene.b, True)
+    seen = [("acquire", "a", LOCK, "take"), ("acquire", "b", f"{LOCK}:1", "take"), ("renew", "a", LOCK, "renew")]
+    assert [*seen, ("renew", "b", f"{LOCK}:1", "renew"), ("release", "b", f"{LOCK}:1", "free")] == scene.seen()
+    assert set() == scene.found()
+
+
+def test_reservations(scene: Scene) -> None:
+    """A reservation is a lock of its message, which only a delivery of that message may turn into its lease."""
+    reserved = LeaseRequest(BASE, "1", queued_token("task-a"), 30.0, "task-a", queued=True)
+    scene.store.acquire(reserved)
+    scene.store.acquire(scene.b)
+    scene.store.acquire(scene.a)
+    scene.store.release(scene.a, False, kept=Kept("queued", 30.0, queued_token("task-a")))
+    again = LeaseRequest(BASE, "1", "b" * 32, 30.0, "task-a")
+    scene.store.acquire(again)
+    scene.store.release(again, True)
+    scene.names = {name_of(queued_token("task-a")): "queued"}
+    seen = [("acquire", "queued", LOCK, "take"), ("acquire", "a", LOCK, "take"), ("release", "a", LOCK, "free")]
+    seen += [("release", "queued", LOCK, "take"), ("acquire", "b", LOCK, "take"), ("release", "b", LOCK, "free")]
+    assert seen == scene.seen()
+    assert set() == scene.found()
+
+
+def test_reservation_of_another(scene: Scene) -> None:
+    """A delivery that takes another message's reservation is a theft."""
+    scene.store.acquire(LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True))
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED]
+    who = (scene.b.token, 30000, "task-b", "", 0, "", "")
+    scene.broken("acquire", "if owner ~= 'queued:' .. ARGV[3] then", "if false then", keys, *who)
+    scene.names = {name_of(queued_token("task-x")): "queued"}
+    assert [("acquire", "queued", LOCK, "take"), ("acquire", "b", LOCK, "take")] == scene.seen()
+    assert {"theft"} == scene.found()
+
+
+def _waits(scene: Scene, ticket: str, due: float = 60.0, replace: bool = False) -> None:
+    place = Place(ticket, 0.0, 0 if replace else 9, replace, 1.0, due, f"message of {ticket}")
+    scene.store.acquire(LeaseRequest(BASE, "1", ticket * 8, 30.0, f"task-{ticket}", place=place))
+
+
+def _starts(scene: Scene, ticket: str) -> LeaseRequest:
+    request = LeaseRequest(BASE, "1", ticket * 9, 30.0, f"task-{ticket}", place=Place(ticket, 1.0))
+    scene.store.acquire(request)
+    return request
+
+
+def _moves(scene: Scene) -> list[tuple[str, str]]:
+    return [(event["does"], event["ticket"]) for event in scene.ledger.events("line", key=LOCK)]
+
+
+def test_line(scene: Scene) -> None:
+    """The probe records who joins a line and leaves it, and why; at a release the lock becomes the reservation of its head."""
+    scene.a.place = Place()
+    scene.store.acquire(scene.a)
+    for ticket in ("t1", "t2", "t3"):
+        _waits(scene, ticket)
+    scene.store.leave(scene.a, "t2")
+    scene.store.release(scene.a, True)
+    assert "message of t1" == scene.store.wake(scene.a)
+    scene.store.acquire(LeaseRequest(BASE, "1", LINE_TOKEN, 30.0, "task-t1", queued=True, place=Place("t1", 1.0)))
+    first = _starts(scene, "t1")
+    _waits(scene, "t4", replace=True)
+    scene.store.release(first, True)
+    assert ["take", "free", "take", "renew", "take", "free", "take"] == [does for *_, does in scene.seen()]
+    joins = [("join", "t1"), ("join", "t2"), ("join", "t3")]
+    assert [*joins, ("leave", "t2"), ("superseded", "t3"), ("join", "t4")] == _moves(scene)
+    takes = [event for event in scene.ledger.events("store", verb="acquire") if "ticket" in event]
+    assert ["", "t1"] == [take["ticket"] for take in takes]
+    assert set() == scene.found()
+
+
+def test_line_that_is_not_kept(scene: Scene) -> None:
+    """A message that starts before the head of the line is found, if the script lets it."""
+    scene.a.place = Place()
+    scene.store.acquire(scene.a)
+    _waits(scene, "t1")
+    _waits(scene, "t2")
+    scene.store.release(scene.a, True)
+    text, _ = script("acquire", ("line", "started"))
+    rule = "is_turn = is_turn and (not head or head == ticket)"
+    assert 1 == text.count(rule)
+    text = text.replace(rule, "")
+    scene.commands._scripts[sha1(text.encode()).hexdigest()] = Script("acquire", ("line", "started"))
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED]
+    keys += line_keys(BASE, "1")
+    who = (scene.b.token, 30000, "task-t2", "", 0, "", "")
+    scene.client.eval(text, len(keys), *keys, *who, "t2", 1, 0, "", 0, "", 3600000)  # type: ignore[no-untyped-call]
+    assert ("acquire", "b", LOCK, "take") == scene.seen()[-1]
+    assert {"order"} == scene.found()
+
+
+def test_lapse(scene: Scene) -> None:
+    """A message whose copy does not come in time loses its place, which only a fault explains."""
+    scene.a.place = Place()
+    scene.store.acquire(scene.a)
+    _waits(scene, "t1", due=-1.0)
+    _waits(scene, "t2")
+    scene.store.release(scene.a, True)
+    _starts(scene, "t2")
+    scene.seen()
+    assert [("join", "t1"), ("lapse", "t1"), ("join", "t2")] == _moves(scene)
+    assert {"order"} == scene.found()
+    assert set() == scene.found(Fault("stop", 0))
 
 
 def test_unknown_script(scene: Scene) -> None:

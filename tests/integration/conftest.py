@@ -159,7 +159,7 @@ def make_setup_app(workers: Sequence[LocalWorker], conf: Mapping[str, Any]) -> I
     app = make_app({**conf, "task_default_queue": workers[0].worker_queue()})
     app.set_current()
     yield app
-    _forget_results(app)
+    forget_results(app)
     app.close()
 
 
@@ -170,7 +170,7 @@ def celery_setup_app(local_workers: list[LocalWorker], base_conf: dict[str, Any]
         yield app
 
 
-def _forget_results(app: Celery) -> None:
+def forget_results(app: Celery) -> None:
     """Keep results of failed tests from unsubscribing when they are collected, as the server may no longer run."""
     if hasattr(app.backend, "result_consumer"):
         app.backend.result_consumer.cancel_for = lambda task_id: None
@@ -244,7 +244,7 @@ def ninety_seconds(
     specs = [WorkerSpec("threads", copy=9), *(WorkerSpec(pool, 1, copy=9) for pool in POOLS)]
     elsewhere, *workers = worker_shelf(specs, conf)
     app = make_app({**conf, "task_default_queue": elsewhere.worker_queue()})
-    _forget_results(app)
+    forget_results(app)
 
     def start(worker: LocalWorker) -> Watch:
         worker.wait_until_ready(app)

@@ -29,6 +29,7 @@ from celery_singleton_lock import (
     Holder,
     MaxStarts,
     Raise,
+    Replace,
     RetryLater,
     RunOnceMore,
     SingletonMixin,
@@ -89,6 +90,22 @@ def _hold_watching(task: Task, tag: str, seconds: float) -> str:
             told = True
         time.sleep(0.05)
     return "supervised"
+
+
+def _obey(task: Task, tag: str, seconds: float) -> str:
+    """Go on for a moment after the lease is no longer held, and return."""
+    while task.lease.held:
+        time.sleep(0.02)
+    recorder_of(task.app).note(tag, "not-held")
+    time.sleep(seconds)
+    return "obeyed"
+
+
+def _ensure(task: Task, tag: str, seconds: float) -> str:
+    """Ask the lease again and again, as a body does before each step."""
+    while True:
+        task.lease.ensure()
+        time.sleep(0.02)
 
 
 def _sleep(task: Task, tag: str, seconds: float) -> str:
@@ -228,6 +245,8 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _hold,
         _hold_raise,
         _hold_watching,
+        _obey,
+        _ensure,
         _sleep,
         _sleep_swallowing,
         _spin,
@@ -465,6 +484,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "limit": {"lock_limit": 3, "on_duplicate": SOON},
     "limit_skip": {"lock_limit": 2, "lock_ttl": 60},
     "limit_by_plan": {"lock_limit": lambda tag: 2 if tag.endswith("paid") else 1},
+    "limit_wait": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 4},
+    "limit_wait_long": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 60},
+    "limit_once_more": {"lock_limit": 2, "on_duplicate": "run_once_more", "lock_ttl": 60},
+    "limit_publish": {"lock_limit": 2, "lock_from": "publish", "lock_ttl": 60},
+    "limit_publish_wait": {"lock_limit": 2, "lock_from": "publish", "on_duplicate": "wait", "lock_ttl": 60},
+    "limit_starts": {"lock_limit": 3, "max_starts": 1, "lock_ttl": 60},
     "late": {"acks_late": True, "on_duplicate": SOON},
     "comes_back": {"acks_late": True, "reject_on_worker_lost": True},
     "throttled": {"lock_ttl": 60, "lock_at_least": 3},
@@ -479,6 +504,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
     "store_auto": {"on_store_error": "raise", "autoretry_for": (Exception,)},
     "store_run": {"on_store_error": "run"},
+    "store_run_wait": {"on_store_error": "run", "on_duplicate": "wait", "lock_ttl": 2},
     "store_raise": {"on_store_error": "raise"},
     "hooked": {"base": Hooked, "on_duplicate": "skip"},
     "hooked_retry": {"base": Hooked, "on_duplicate": SOON},
@@ -499,6 +525,15 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
     "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
+    "replace": {"on_duplicate": Replace(grace=120), "lock_ttl": 60},
+    "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
+    "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},
+    "replace_chosen": {"on_duplicate": lambda task, holder: Replace(grace=1.5), "lock_ttl": 60},
+    "replace_impatient": {"on_duplicate": Replace(grace=120, max_wait=1.5), "lock_ttl": 1},
+    "replace_late": {"on_duplicate": "replace", "lock_ttl": 60, "acks_late": True, "reject_on_worker_lost": True},
+    "replace_auto": {"on_duplicate": "replace", "on_lock_lost": "raise", "autoretry_for": (Exception,)},
+    "replace_throttled": {"on_duplicate": "replace", "lock_at_least": 4, "lock_ttl": 2},
+    "replace_publish": {"on_duplicate": "replace", "lock_from": "publish", "on_lock_lost": "raise"},
     "debounce": {"on_duplicate": RunOnceMore(quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
     "debounce_latest": {"on_duplicate": RunOnceMore(keep="latest", quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
     "rude_call": {"base": RudeCall},
@@ -581,7 +616,7 @@ def _add_secret_tasks(app: Celery) -> None:
 
 
 def _add_group(app: Celery) -> None:
-    """Add two tasks that share their locks; the first has the default policy."""
+    """Add two tasks that share their locks, of which the first has the default policy, and two with a limit."""
     options: dict[str, Any] = {"shared": False, "bind": True, "base": SingletonTask, "lock_group": "customers"}
 
     @app.task(name="group.bill", unique_on="customer", **options)
@@ -591,6 +626,16 @@ def _add_group(app: Celery) -> None:
     @app.task(name="group.export", lock_key="{client}", on_duplicate=SOON, **options)
     def export(self: Task, tag: str, client: str, acts: Any = "return") -> str:
         return perform(self, tag, acts)
+
+    options.update(lock_group="exports", lock_limit=3)
+
+    @app.task(name="exports.orders", unique_on="customer", **options)
+    def orders(self: Task, tag: str, customer: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+    @app.task(name="exports.invoices", unique_on="client", **options)
+    def invoices(self: Task, tag: str, client: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
 
 
 def _add_by_base(app: Celery) -> None:

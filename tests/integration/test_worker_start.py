@@ -57,18 +57,42 @@ app = Celery("shop", broker="memory://", backend="cache+memory://", changes={"si
 def sync(): ...
 """
 
+BAD_GROUP = """
+from celery import Celery
+from celery_singleton_lock import SingletonTask
 
-def test_option_that_cannot_be_used(tmp_path: Path) -> None:
-    """A bad option of a task that is bound at worker start ends the worker with one line that names it.
+app = Celery("shop", broker="memory://", backend="cache+memory://", changes={"singleton_lock_url": "memory://"})
+
+@app.task(base=SingletonTask, name="bill", lock_group="customer", unique_on="customer", lock_limit=3)
+def bill(customer): ...
+
+@app.task(base=SingletonTask, name="export", lock_group="customer", unique_on="client", lock_limit=2)
+def export(client): ...
+"""
+UNEQUAL = (
+    "task bill: lock_limit=3 with task export: lock_limit=2: tasks of lock_group='customer' must have the same limit"
+)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (BAD_OPTION, "task sync: lock_ttl='30' must be a number of seconds, from 1 to a year"),
+        (BAD_GROUP, UNEQUAL),
+    ],
+    ids=["option", "group"],
+)
+def test_option_that_cannot_be_used(tmp_path: Path, module: str, text: str) -> None:
+    """A bad option of a task that is bound at worker start, or a pair of tasks, ends the worker with one line that names it.
 
     Celery shows an error of an import with its traceback.
     """
-    (tmp_path / "shop.py").write_text(BAD_OPTION)
+    (tmp_path / "shop.py").write_text(module)
     command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "shop", "worker", "--pool", "solo"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (1, "") == (done.returncode, done.stdout)
-    assert ["Error: task sync: lock_ttl='30' must be a number of seconds, from 1 to a year"] == done.stderr.splitlines()
+    assert [f"Error: {text}"] == done.stderr.splitlines()
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, _state
+from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_singleton_lock import SingletonTask
 
@@ -34,8 +35,12 @@ def clock() -> Clock:
 
 @pytest.fixture(autouse=True)
 def _forget_apps() -> Iterator[None]:
-    """Celery keeps tasks for apps yet to come, and the current app, for the whole process: put both back."""
+    """Celery keeps tasks for apps yet to come, and the current app, for the whole process: put both back.
+
+    Apps also share the results in memory.
+    """
     finalizers, current = set(_state._on_app_finalizers), _state._tls.current_app
+    _DUMMY_CLIENT_CACHE.clear()
     yield
     _state._on_app_finalizers.intersection_update(finalizers)
     _state._tls.current_app = current

@@ -195,6 +195,7 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
         ("lock_expiry", "lock_ttl"),
         ("raise_on_duplicate", "on_duplicate"),
         ("once", "unique_on"),
+        ("heimdall", "lock_key"),
         ("ttl", "lock_ttl"),
         ("unique", "unique_on"),
         ("unique_key", "lock_key"),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import ConfigurationError, RetryLater, SignatureError, SingletonTask, Skip
+from celery_singleton_lock import ConfigurationError, RetryLater, RunOnceMore, SignatureError, SingletonTask, Skip, Wait
+from celery_singleton_lock.config.exclusions import refuse_different_limits
 from celery_singleton_lock.config.task_config import config_for, config_of_call
 from celery_singleton_lock.testing import hold
 from tests.unit.conftest import MakeApp
@@ -110,18 +111,69 @@ def test_values_without_a_stable_form(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "bill: lock_group='money': give unique_on or lock_key too"),
+        ({}, "bill: lock_group='money' with unique_on=None: give unique_on or lock_key too"),
         ({"lock_group": "", "unique_on": "customer"}, "bill: lock_group='' must be a non-empty text"),
         ({"lock_group": 7, "unique_on": "customer"}, "bill: lock_group=7 must be a non-empty text"),
         ({"lock_group": ["money"], "unique_on": "customer"}, r"bill: lock_group=\['money'\] must be"),
         ({"unique_on": {"customer", "month"}}, "bill: lock_group='money' with unique_on={.*give a list"),
         ({"unique_on": "client"}, "bill: unique_on=.*'client' is no parameter"),
+        (
+            {"unique_on": "customer", "on_duplicate": "run_once_more"},
+            "bill: lock_group='money' with on_duplicate=RunOnceMore.*: another task of the group is other work",
+        ),
     ],
 )
 def test_refused_when_bound(app: Celery, options: Any, text: str) -> None:
     """A group without a key of its own, or whose values have no order, is refused when the task is bound."""
     with pytest.raises(ConfigurationError, match=f"task {text}"):
         made(app, bill, **options)
+
+
+def test_policy_of_a_call_or_a_callable(app: Celery) -> None:
+    """A policy that lets another run stand for a duplicate is refused in a group, wherever it comes from."""
+    task = made(app, bill, unique_on="customer")
+    with pytest.raises(ConfigurationError, match="other work"):
+        task.apply_async((7,), lock_options={"on_duplicate": RunOnceMore()})
+    chosen = made(app, export, unique_on="client", on_duplicate=lambda task, holder: "run_once_more")
+    with hold(task, 7):
+        result = deliver(chosen, "csv", 7).info.retval
+    assert isinstance(result, ConfigurationError)
+    assert "lock_group='money' with on_duplicate=RunOnceMore" in str(result)
+
+
+def limit_of(client: Any) -> int:
+    return 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        (3, 3, True),
+        (1, None, True),
+        (3, 2, False),
+        (3, None, False),
+        (lambda customer: 3, lambda client: 3, True),
+        (lambda customer: 3, 3, False),
+        (1, limit_of, False),
+    ],
+)
+def test_members_agree_on_the_limit(app: Celery, one: Any, other: Any, agree: bool) -> None:
+    """Members of a group with different limits are refused together, by names and values; two callables are not compared."""
+    tasks = [
+        made(app, bill, unique_on="customer", lock_limit=one),
+        made(app, export, unique_on="client", lock_limit=other),
+        made(app, export, unique_on="client", lock_limit=7, name="z", lock_group="another"),
+        made(app, export, unique_on="client", lock_limit=8, name="plain", singleton=False),
+    ]
+    options = {task.name: config_for(task).options for task in tasks}
+    if agree:
+        return refuse_different_limits(options)
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_different_limits(options)
+    text = str(refused.value)
+    assert f"task bill: lock_limit={one!r}" in text
+    assert f"task export: lock_limit={other or 1!r}" in text
+    assert "lock_group='money'" in text
 
 
 # -- settings and policies -----------------------------------------------------------------------
@@ -134,7 +186,7 @@ def test_setting(make_app: MakeApp) -> None:
     assert config_for(tasks[0]).base == "singleton:{account}"
     with pytest.raises(ConfigurationError, match="export: unique_on"):
         config_for(tasks[1])
-    with pytest.raises(ConfigurationError, match="bill: lock_group='account': give unique_on"):
+    with pytest.raises(ConfigurationError, match="bill: lock_group='account' with unique_on=None: give unique_on"):
         config_for(made(make_app(singleton_lock_group="account"), bill, lock_group=None))
 
 
@@ -142,7 +194,7 @@ def test_setting(make_app: MakeApp) -> None:
 def test_default_policy(make_app: MakeApp, setting: Any) -> None:
     """In a group a duplicate is other work. So it is not skipped unless its task says so, whatever the app setting is."""
     app = make_app(singleton_on_duplicate=setting)
-    assert config_for(made(app, bill, unique_on="customer")).options.on_duplicate == RetryLater()
+    assert config_for(made(app, bill, unique_on="customer")).options.on_duplicate == Wait()
     own = made(app, export, unique_on="client", on_duplicate="skip")
     assert config_for(own).options.on_duplicate == Skip()
     assert config_of_call(own, {"on_duplicate": RetryLater(delay=1)}).options.on_duplicate == RetryLater(delay=1)
@@ -152,6 +204,7 @@ def test_members_exclude_each_other(app: Celery) -> None:
     """While one task of a group holds a customer, another waits for this customer, and runs for others."""
     one, other = made(app, bill, unique_on="customer"), made(app, export, unique_on="client")
     with hold(one, 7):
-        assert "RETRY" == deliver(other, "csv", 7).info.state
+        waiting = deliver(other, "csv", 7)
+        assert ("IGNORED", "waits in line") == (waiting.info.state, str(waiting.info.retval))
         assert deliver(other, "csv", 8).info is None
         assert other.lock_holder("csv", 7).task_id == one.lock_holder(7).task_id == "held-by-test"

@@ -76,7 +76,7 @@ def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
     marks = (
         *(FIRST, LEASE, "lock_limit=", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store"),
-        *(PUBLISH, CALL, GROUP, "rebuild_index", "quiet=", "max_starts="),
+        *(PUBLISH, CALL, GROUP, "rebuild_index", "quiet=", "def preview", "max_starts="),
     )
     names.run()
 
@@ -191,6 +191,14 @@ def test_debounce(names: Names) -> None:
         assert "SUCCESS" == names["refresh"].apply((42, "paid")).state
     assert [("fetch", 42)] == names.calls
     assert (5, 60) == (names["refresh"].on_duplicate.quiet, names["refresh"].on_duplicate.max_quiet)
+
+
+def test_replace(names: Names) -> None:
+    """The block's task stores all pages while nobody replaces it."""
+    names.run("def preview")
+    with memory_store(names["app"]):
+        assert "SUCCESS" == names["preview"].apply(("a", 1)).state
+    assert [("store", "a, page 1"), ("store", "a, page 2")] == names.calls
 
 
 def test_django(names: Names) -> None:

@@ -86,6 +86,9 @@ class Events:
     def lost(self, lease: LeaseState) -> None:
         self._report("lost", lease)
 
+    def replaced(self, lease: LeaseState) -> None:
+        self._report("replaced", lease)
+
     def reacquired(self, lease: LeaseState) -> None:
         self._report("reacquired", lease)
 

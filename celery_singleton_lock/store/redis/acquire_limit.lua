@@ -5,9 +5,9 @@
 -- found without it too. It tells which slots are held above the limit, by requests with a higher one. It lives as long as the leases
 -- in these slots, as grants and renewals extend it. What does not hold: if the set is lost, requests with a lower limit do not
 -- count the slots above that limit until they were renewed (twice, if the locks were lost too). A request without a limit counts slot 0 alone.
-local slot = 0
+local slot, live = 0, 0 -- live: how many slots are held
 do
-  local first, limit, held, live, own, same, oldest, least = KEYS[1], slot_limit + 0, {}, 0
+  local first, limit, held, own, same, oldest, least = KEYS[1], slot_limit + 0, {}
   local function key_of(number) return number == 0 and first or string.format('%s:%d', first, number) end
   local function is_held(number)
     if held[number] == nil then

@@ -19,17 +19,21 @@ end
 if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
   return {redis.call('ZSCORE', used, ticket .. ':superseded') and 'superseded' or 'dropped'}
 end
+--@replaced
 local head = redis.call('ZRANGE', line, 0, 0)[1]
 while head and head ~= ticket and (room == 'all' or (redis.call('HGET', waiting, head .. ':due') or 0) + 0 < now) do
   if room == 'all' then use(head, 'superseded') end
   leave(head) -- unless it was replaced, it joins again should its copy come after all
   head = redis.call('ZRANGE', line, 0, 0)[1]
 end
+--@stop
 --@quiet
 local is_turn = not owner or owner == 'queued:line'
 if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
 is_turn = is_turn and (not head or head == ticket)
+--@turns
 --@ripe
+--@named
 if is_turn and owner then
   redis.call('HDEL', KEYS[1], 'state', 'woken')
   owner = nil
@@ -49,6 +53,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
   local place = {redis.call('ZCARD', line), first, waits and '1' or false}
   --@left
+  --@asked
   if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end
   if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
   local left = redis.call('PTTL', KEYS[1])

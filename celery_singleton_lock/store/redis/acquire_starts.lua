@@ -1,7 +1,9 @@
 -- KEYS starts | ARGV start_limit, start_window
   -- starts: sorted set of token -> time (ms) of a start that counts   start_limit: of them   start_window: how long (ms) each counts
   redis.call('ZREMRANGEBYSCORE', starts, '-inf', string.format('%.0f', now - start_window))
-  if redis.call('ZCARD', starts) >= start_limit + 0 and not redis.call('ZSCORE', starts, ARGV[1]) then
+  local too_many = redis.call('ZCARD', starts) >= start_limit + 0 and not redis.call('ZSCORE', starts, ARGV[1])
+  --@running
+  if too_many then
     redis.call('DEL', KEYS[1]) -- a reservation of this message
     return {'too_many_starts'}
   end

@@ -24,15 +24,15 @@ _LOGIN_REPLY = re.compile(
     r"|unauthenticated (multi)?bulk length|invalid (username-)?password",
     re.IGNORECASE,
 )
+#: What a server writes before the words of a command that it does not know.
+_QUOTATION = ", with args beginning with"
 
 
 def store_error_for(error: Exception) -> StoreError:
     """Return what to raise for an error of redis-py or of a socket."""
     whole = f"{type(error).__name__}: {error}"
     # Servers repeat a command's words, passwords and tokens too; redis-py shows all options of the Sentinels that it asked.
-    text = str(error).partition(" : <" if isinstance(error, MasterNotFoundError) else ", with args beginning with")[0][
-        :300
-    ]
+    text = str(error).partition(" : <" if isinstance(error, MasterNotFoundError) else _QUOTATION)[0][:300]
     if isinstance(error, exceptions.AuthenticationError) or _LOGIN_REPLY.search(whole):
         return StoreError(f"the store refused the login, wrong or missing password: {text}")
     if isinstance(error, (*PERMANENT_ERRORS, exceptions.ResponseError)):
@@ -46,7 +46,9 @@ def is_read_only(error: Exception) -> bool:
     return isinstance(error, exceptions.ReadOnlyError) or "READONLY" in str(error)
 
 
-def without_frames(error: Exception) -> Exception:
-    """Return the error without redis-py's frames, in whose variables error trackers would find passwords."""
+def without_secrets(error: Exception) -> Exception:
+    """Return the error without the words of its command, and without redis-py's frames, whose variables show passwords."""
     error.__cause__ = error.__context__ = None
+    if _QUOTATION in str(error):
+        error.args = (str(error).partition(_QUOTATION)[0],)
     return error.with_traceback(None)

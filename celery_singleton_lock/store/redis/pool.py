@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from celery_singleton_lock.store.redis.connection import Command, exchange
-from celery_singleton_lock.store.redis.errors import is_read_only, store_error_for, without_frames
+from celery_singleton_lock.store.redis.errors import is_read_only, store_error_for, without_secrets
 
 
 class ConnectionPool:
@@ -49,7 +49,7 @@ class ConnectionPool:
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
-            raise store_error_for(error) from without_frames(error)
+            raise store_error_for(error) from without_secrets(error)
 
     def _execute(self, command: Command, deadline: float, once: bool) -> Any:
         connection = self._connect() if once else self._take()

@@ -6,11 +6,14 @@
 --@starts
 local lock, finishing = KEYS[1], 'finishing:' .. ARGV[1]
 if lock == KEYS[2] then lock = redis.call('GET', KEYS[2]) end
+--@queued
 local holder = lock and redis.call('HMGET', lock, 'token', 'redelivered', 'line') or {}
 if holder[1] ~= ARGV[1] then -- another's, or released before: the redelivery waits for another TTL
   return redis.call('GET', KEYS[3]) == finishing and redis.call('PEXPIRE', KEYS[3], ARGV[2]) or 0
 end
+local line_waits = holder[3] and 2 or 0
 --@kept
+--@limit
 if holder[3] then
   redis.call('HSET', lock, 'token', 'queued:line', 'state', 'queued')
   redis.call('HDEL', lock, 'redelivered')
@@ -18,7 +21,6 @@ if holder[3] then
   lock = KEYS[2]
 end
 redis.call('DEL', lock, KEYS[2])
-local line_waits = holder[3] and 2 or 0
 if not holder[2] or ARGV[3] ~= '1' then return line_waits end
 redis.call('SET', KEYS[3], finishing, 'PX', ARGV[2])
 return 1 + line_waits

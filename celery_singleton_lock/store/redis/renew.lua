@@ -2,7 +2,7 @@
 -- Extends the leases that these tokens own.
 -- KEYS  for each lease: lock, or the attempt key again where only the token is known; attempt; revoked (see acquire.lua)
 -- ARGV  for each lease: token; TTL (ms)
--- Returns for each lease 'renewed' | 'missing' (nobody holds the lock) | 'not_owner' | 'revoked'
+-- Returns for each lease 'renewed' | 'stop' (renewed, and asked to stop) | 'missing' (nobody holds the lock) | 'not_owner' | 'revoked'
 local results = {}
 for i = 1, #KEYS / 3 do
   local lock, attempt, revoked = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
@@ -14,6 +14,7 @@ for i = 1, #KEYS / 3 do
     redis.call('PEXPIRE', attempt, ttl)
     --@limit
     results[i] = 'renewed'
+    --@stop
   elseif redis.call('ZSCORE', revoked, token) then
     results[i] = 'revoked'
   else

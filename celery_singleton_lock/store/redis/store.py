@@ -21,6 +21,7 @@ from celery_singleton_lock.store.protocol import (
     RenewResult,
     Waiting,
     line_keys,
+    replaced_key,
     task_keys,
 )
 from celery_singleton_lock.store.redis.connection import Command
@@ -53,9 +54,9 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
-        count, head, is_waiting, *left = more[7:] or (0, None, None)
-        quiet = left[0] / 1000 if left else 0.0
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(is_waiting), quiet)
+        count, head, waits, *times = more[7:] or (0, None, None)
+        quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(waits), quiet, asked)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
@@ -72,7 +73,11 @@ class RedisStore:
 
     def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
         line, waiting, _ = line_keys(wanted.base, wanted.digest)
-        return str(self._run(_call("wake", (wanted.lock, line, waiting), (_ms(wanted.ttl),)), timeout))
+        call = _call("wake", (wanted.lock, line, waiting), (_ms(wanted.ttl),))
+        if wanted.limit:
+            keys = (wanted.slot_lock(0), line, waiting, wanted.slots)
+            call = _call("wake_slots", keys, (_ms(wanted.ttl), str(wanted.limit)))
+        return str(self._run(call, timeout))
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         self._run(_call("leave", line_keys(wanted.base, wanted.digest), (ticket, _ms(COPY_TTL))), timeout)
@@ -134,7 +139,8 @@ def _call(verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: 
 def _request_call(
     verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, parts: Sequence[Part] = ()
 ) -> ScriptCall:
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if wanted.supervised or wanted.limit else "")
+    is_noted = wanted.supervised or (wanted.limit and not wanted.queued)
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if is_noted else "")
     return _call(verb, (lock, wanted.attempt, *keys), (wanted.token, _ms(wanted.ttl), *who, last), parts)
 
 
@@ -148,6 +154,8 @@ def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
     if wanted.max_starts is not None:
         limit = wanted.max_starts
         parts.append(Part("starts", (wanted.starts,), (str(limit.n), _ms(limit.per))))
+        if wanted.limit and limit.count == "crashed":
+            parts.append(Part("running"))
     if wanted.place:
         parts += _line_parts(wanted, wanted.place)
     return parts
@@ -162,6 +170,10 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (*numbers, room, _ms(place.due), place.message, _ms(COPY_TTL))
     parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
+    if place.stop:
+        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("stop"), Part("asked")]
+    if wanted.limit:
+        parts += [Part("turns"), Part("named")]
     if place.quiet:
         quiet = (_ms(place.quiet), _ms(place.max_quiet))
         parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
@@ -170,7 +182,13 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
 
 def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None) -> ScriptCall:
     keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    parts = [Part("kept", (), (kept.token, kept.state, _ms(kept.ttl)))] if kept else []
+    parts: list[Part] = []
+    if wanted.limit and wanted.queued:
+        parts.append(Part("queued", (wanted.slots, wanted.slot_lock(0))))
+    if kept:
+        parts.append(Part("kept", (), (kept.token, kept.state, _ms(kept.ttl))))
+    if wanted.limit:
+        parts.append(Part("slot", (wanted.slots,)) if kept else Part("limit"))
     if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
         parts.append(Part("starts", (wanted.starts,), (ended,)))
     return _call("release", keys, (wanted.token, _ms(wanted.ttl), "1" if success else ""), parts)
@@ -178,7 +196,9 @@ def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None)
 
 def _renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked")]
-    parts = (Part("limit"),) if any(one.limit for one in leases) else ()
+    parts = [Part("limit")] if any(one.limit for one in leases) else []
+    if any(one.stoppable for one in leases):
+        parts.append(Part("stop", (), ("".join(str(int(one.stoppable)) for one in leases),)))
     return _call("renew", keys, [word for one in leases for word in (one.token, _ms(one.ttl))], parts)
 
 

@@ -1,8 +1,9 @@
 -- Names the message of the head of the line, for which a release has reserved the lock.
 -- KEYS  1 lock   2 line   3 waiting (see acquire_line.lua)
 -- ARGV  1 how long (ms) it stays reserved
--- Returns the message, or '' if the line is empty, or its head is started by its delayed copy: now, or after a quiet time
-if redis.call('HGET', KEYS[1], 'token') ~= 'queued:line' then return '' end
+-- Returns the message, or '' if it was named before, if the line is empty, or its head is started by its delayed copy: now, or after a quiet time
+local lock = redis.call('HMGET', KEYS[1], 'token', 'woken')
+if lock[1] ~= 'queued:line' or lock[2] then return '' end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local head = redis.call('ZRANGE', KEYS[2], 0, 0)[1]

@@ -14,6 +14,7 @@ import redis
 
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
 from tests.faults.tasks import BRIEF, LINGER
@@ -472,6 +473,4 @@ def _renewals(env: WorkerEnvironment) -> list[Event]:
 
 
 def _digest(verb: str) -> bytes:
-    from tests.faults.probes import _verbs
-
-    return next(digest for digest, name in _verbs().items() if name == verb).encode()
+    return script(verb)[1].encode()

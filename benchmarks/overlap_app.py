@@ -1,0 +1,71 @@
+"""The app of the benchmarks about duplicates: one signature, and a task for each policy, whose bodies note when they ran."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from typing import Any
+
+from celery import Celery
+from redis import Redis
+
+from benchmarks.gates import OPEN
+from benchmarks.tasks import ONCE, SINGLETON, base_classes, make_app
+from celery_singleton_lock import RetryLater, RunOnceMore, SingletonTask, Wait
+from celery_singleton_lock.policies import NAMED
+
+#: Key of the list of runs: "<start> <end>" in seconds, on a clock that processes share.
+RUNS = "benchmarks:runs"
+PLAIN, AT_PUBLISH = "plain", 'lock_from="publish"'
+#: Length of a body that ends when it is told to.
+UNTIL_OPENED = -1.0
+SOON = RetryLater(delay=0.5, backoff=1.0, max_delay=0.5)
+
+
+def policies() -> dict[str, dict[str, Any]]:
+    """Return the options of each kind of task of this library."""
+    found: dict[str, dict[str, Any]] = {
+        "skip": {},
+        AT_PUBLISH: {"lock_from": "publish"},
+        "raise": {"on_duplicate": "raise"},
+        "retry": {"on_duplicate": SOON},
+        "wait": {"on_duplicate": Wait(max_waiting=100_000)},
+        "run_once_more": {"on_duplicate": "run_once_more"},
+        "debounce": {"on_duplicate": RunOnceMore(quiet=1, max_quiet=30)},
+    }
+    return found | {name: {"on_duplicate": name} for name in ("join", "replace") if name in NAMED}
+
+
+def make(broker: str, store: str) -> Celery:
+    """Return an app with a task for each policy, and for each peer that is installed."""
+    app = make_app(broker, store)
+    app.conf.result_backend = broker
+    app.task(_body, name=f"overlap.{PLAIN}", shared=False)
+    for name, options in policies().items():
+        stores = {"ignore_result": name != "join"}
+        app.task(_body, name=f"overlap.{name}", shared=False, base=SingletonTask, unique_on=[], **stores, **options)
+    bases = base_classes()
+    for name, options in ((ONCE, {"once": {"keys": [], "graceful": True}}), (SINGLETON, {"unique_on": []})):
+        if name in bases:
+            app.task(_body, name=f"overlap.{name}", shared=False, base=bases[name], **options)
+    app.finalize(auto=True)
+    return app
+
+
+@cache
+def _client() -> Any:
+    return Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)
+
+
+def _body(seconds: float = 0.0) -> None:
+    start = time.monotonic()
+    if seconds < 0:
+        _client().blpop([OPEN])
+    else:
+        time.sleep(seconds)
+    _client().rpush(RUNS, f"{start} {time.monotonic()}")
+
+
+if "BENCHMARKS_STORE" in os.environ:
+    app = make(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])

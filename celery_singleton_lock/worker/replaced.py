@@ -1,0 +1,78 @@
+"""Ends tasks that a newer message replaces (`Replace`)."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from celery.exceptions import Ignore
+from celery.states import READY_STATES
+
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.worker.canvas import revoke_successors
+from celery_singleton_lock.worker.delivery import delivery_of
+from celery_singleton_lock.worker.postpone import stored_state
+from celery_singleton_lock.worker.republish import ignores_result
+
+#: How long a worker may take to say what kind of pool it has, in seconds.
+_PATIENCE = 1.0
+#: Pools whose tasks Celery cannot terminate (`celery.concurrency.base.BasePool.terminate_job`, 5.7). It would log an error.
+_CANNOT_TERMINATE = ("celery.concurrency.thread:", "celery.concurrency.solo:")
+
+
+def end_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest) -> NoReturn:
+    """Store REVOKED for a task that has stopped because a newer message replaces it, and end the delivery.
+
+    Raises:
+        Ignore: always: the end of this delivery, as Celery's tracer expects it.
+    """
+    reason = _reason(request, store, wanted)
+    logger.info("Task %s[%s] %s", task.name, request.id, reason)
+    revoke_successors(task, request)
+    task.backend.mark_as_revoked(request.id, reason, request, not ignores_result(task, request))
+    if delivery_of(request).events:
+        try:
+            task.send_event("task-revoked", terminated=False, signum=None, expired=False)
+        except Exception as failure:  # the task is stored as revoked, so it must not fail now
+            logger.warning("Task %s[%s]: no event could be sent: %s", task.name, request.id, failure)
+    raise Ignore(reason)
+
+
+def drop_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest) -> NoReturn:
+    """End a redelivery of a message that was replaced while it ran. If its first delivery died, its end is stored.
+
+    Raises:
+        Ignore: always.
+    """
+    if stored_state(task, request) in READY_STATES:
+        logger.info("Task %s[%s] dropped: it was replaced, and another delivery of it has ended", task.name, request.id)
+        raise Ignore("another delivery of this task has ended")
+    end_replaced(task, request, store, wanted)
+
+
+def _reason(request: Any, store: LockStore, wanted: LeaseRequest) -> str:
+    """Return the reason of the revocation, with the task id of the replacement if that is known."""
+    try:
+        holder = store.holder(wanted.lock)
+    except StoreError:
+        holder = None
+    if holder is None or holder.task_id in ("", request.id):
+        return "replaced"
+    return f"replaced by task {holder.task_id}"
+
+
+def terminate(task: Any, request: Any, holder: Holder) -> None:
+    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
+    control, nodes = task.app.control, [holder.node]
+    try:
+        stats = control.inspect(nodes, timeout=_PATIENCE).stats() or {}
+        pool = str((stats.get(holder.node) or {}).get("pool", {}).get("implementation", ""))
+        if pool.startswith(_CANNOT_TERMINATE):
+            logger.warning("Task %s[%s] waits, as its pool cannot terminate %s", task.name, request.id, holder)
+            return
+        logger.warning("Task %s[%s] has %s terminated, which did not stop", task.name, request.id, holder)
+        control.revoke(holder.task_id, terminate=True, destination=nodes)
+    except Exception as failure:  # the broker; the next copy tries again
+        logger.warning("Task %s[%s] could not have %s terminated: %r", task.name, request.id, holder, failure)

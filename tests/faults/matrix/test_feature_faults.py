@@ -1,0 +1,115 @@
+"""Faults 33 to 36: holders of all features, and what meets them, side by side, through the same faults."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+
+import pytest
+
+from tests.faults.features import holding
+from tests.faults.harness import CHILD_BOUND, now
+
+TTL = 4.0
+#: A message in line that nobody wakes is started by its copy, which comes after each TTL.
+COPY = TTL + 1.5
+
+
+@pytest.mark.parametrize("what", ["child", "worker"])
+def test_features_killed(what: str) -> None:
+    """After the holder's death, all that waited runs as if the holder had ended, once its lease is gone and a copy has come."""
+    with holding(TTL) as row:
+        begin = now()
+        if what == "child":
+            for body in row.bodies:
+                row.env.kill_child(body["pid"])
+        else:
+            row.env.kill(row.victim)
+        bound = (CHILD_BOUND if what == "child" else TTL) + COPY
+        row.env.measured(f"33 holder's {what} killed: all that wait have started", bound, row.next_starts(begin))
+
+
+def test_features_stopped_worker() -> None:
+    """Messages that wait start when the lease of a stopped worker has expired. The holders are notified when they wake up."""
+    with holding(TTL) as row:
+        with row.env.stopped(row.victim) as fault:
+            late = row.next_starts(fault.at)
+            row.env.measured("34 holder's worker stopped: all that wait have started", TTL + COPY, late)
+            row.env.last(2.5 * TTL, fault.at)
+        for feature in row.features:
+            if feature.name != "publish":  # nobody has taken its lock
+                row.env.wait("lost", run=feature.bodies[0]["run"])
+
+
+def test_features_stopped_children() -> None:
+    """Children that are stopped for two TTLs keep their leases, and nothing starts beside them."""
+    with holding(TTL) as row:
+        with contextlib.ExitStack() as stops:
+            for body in row.bodies:
+                stops.enter_context(row.env.child_stopped(body["pid"]))
+            row.waits(2 * TTL)
+        assert not row.env.ledger.events("lost")
+
+
+@pytest.mark.parametrize("fault", ["short pause", "scripts and connections"])
+def test_features_and_store_trouble(fault: str) -> None:
+    """A store that is away for half a TTL, flushed scripts and closed connections start nothing beside the holders."""
+    with holding(TTL) as row:
+        if fault == "short pause":
+            with row.env.schedule.during("pause"):
+                row.env.store.pause()
+                row.env.last(TTL / 2)
+                row.env.store.resume()
+        else:
+            for words in (("SCRIPT", "FLUSH"), ("CLIENT", "KILL", "TYPE", "normal")) * 2:
+                with row.env.client() as client:
+                    client.execute_command(*words)
+                row.waits(0.5)
+        row.waits(TTL)
+        assert not row.env.ledger.events("lost")
+
+
+def test_features_and_store_away() -> None:
+    """After an outage of two and a half TTLs all messages that waited run, with the holders' notice or after their end."""
+    with holding(TTL) as row, row.env.schedule.during("outage"):
+        row.env.store.pause()
+        row.env.last(2.5 * TTL)
+        row.env.store.resume()
+
+
+def test_features_and_lost_data() -> None:
+    """After a loss of data all messages that waited run, once their copies have come."""
+    with holding(TTL) as row, row.env.schedule.during("empty"):
+        row.env.store.stop()
+        row.env.store.start()
+
+
+def test_features_revoked() -> None:
+    """After ``revoke(terminate=True)`` of the holders, what waits starts."""
+    with holding(TTL) as row:
+        begin = now()
+        for body in row.bodies:
+            row.env.app.control.revoke(body["task_id"], terminate=True, destination=[row.victim.node])
+        row.env.measured("36 holder revoked: all that wait have started", COPY + 1, row.next_starts(begin))
+
+
+def test_features_time_limit() -> None:
+    """After a hard time limit has ended the holders, what waits starts."""
+    with holding(TTL, time_limit=8) as row:
+        ends = [row.env.end(body)["at"] for body in row.bodies]
+        row.env.measured("36 hard time limit: all that wait have started", COPY + 1, row.next_starts(min(ends)))
+
+
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_features_shutdown(kind: str) -> None:
+    """In a warm shutdown the holders go on, and their end wakes what waits; in a cold one they end."""
+    with holding(TTL) as row:
+        begin = now()
+        row.victim.process.signal(signal.SIGTERM if kind == "warm" else signal.SIGQUIT)
+        if kind == "warm":
+            row.waits(TTL)
+            begin = now()
+            row.go()
+        bound = 2.0 if kind == "warm" else COPY + 6  # a child that is killed soon after its SIGTERM wakes nobody
+        row.env.measured(f"36 {kind} shutdown: all that wait have started", bound, row.next_starts(begin))
+        assert row.victim.exit_code(30) is not None, "the worker does not end"

@@ -1,0 +1,70 @@
+"""The app of docs/RECIPES.md: the page's own code with a short hour, and stand-ins for a reader's own functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from celery import current_task
+from celery.schedules import schedule
+
+from tests.integration.recorder import Recorder
+from tests.integration.tasks import record_signals
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "RECIPES.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+#: Seconds of the hour in tests.
+HOUR = 3.0
+#: What the recipes call: each records that it began and ended, and does what a test's flags say.
+STAND_INS = ("send_report", "download_rates", "delete_old_rows", "build_index", "roll_out", "save", "render")
+
+
+class ByTheClock(schedule):  # type: ignore[misc]
+    """Due at the beginning of each short hour of the clock, as the page's `crontab` is once an hour."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        due = (last_run_at.timestamp() // HOUR + 1) * HOUR
+        return timedelta(seconds=due - time.time())
+
+
+def run_page(conf: dict[str, Any]) -> dict[str, Any]:
+    """Run the page's code, and return its names; its app has this configuration, and a schedule by short hours."""
+    recorder = Recorder(conf["test_directory"])
+    names: dict[str, Any] = {name: _stand_in(recorder, name) for name in STAND_INS}
+    names |= {"__name__": __name__, "read_lines": lambda file: [f"{file} {number}" for number in range(3)]}
+    code, count = re.subn(r"^HOUR = 3600\.0$", f"HOUR = {HOUR}", "\n".join(BLOCKS), flags=re.MULTILINE)
+    assert 1 == count
+    exec(compile(code, str(PAGE), "exec"), names)
+    names["app"].conf.update(conf)
+    for entry in names["app"].conf.beat_schedule.values():
+        entry["schedule"] = ByTheClock(HOUR)
+    return names
+
+
+def _stand_in(recorder: Recorder, name: str) -> Callable[..., None]:
+    def work(*args: Any) -> None:
+        tag = "-".join((name, *map(str, args[:1])))
+        recorder.note(tag, "start", id=current_task.request.id, args=args)
+        if recorder.is_raised(f"{tag}.die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while recorder.is_raised(f"{tag}.hold") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if recorder.is_raised(f"{tag}.fail"):
+            raise OSError(tag)
+        recorder.note(tag, "end", args=args)
+
+    return work
+
+
+if "SINGLETON_TEST_CONF" in os.environ:
+    globals().update(run_page(json.loads(os.environ["SINGLETON_TEST_CONF"])))
+    record_signals(globals()["app"])

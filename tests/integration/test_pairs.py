@@ -1,0 +1,293 @@
+"""Pairs of options that do not exclude each other: each has its documented outcome in one real worker (docs/OPTIONS.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from pytest_celery import CeleryWorkerCluster
+
+from celery_singleton_lock import DuplicateTask, TooManyStarts
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import WorkerSpec
+from tests.integration.recorder import Event, Recorder
+from tests.integration.tasks import Boom, lock_tag, perform
+from tests.pairs import HOLD, LIVE, Pair, add_pairs, completed, task_name
+from tests.servers import until
+
+#: Value of `on_duplicate` -> what becomes of a call that meets a running body.
+OUTCOMES = {
+    "default": "skipped",
+    "raise": "failed",
+    "callable": "failed",
+    "retry": "runs after",
+    "wait": "runs after",
+    "run_once_more": "runs after",
+    "latest": "runs after",
+    "quiet": "runs after",
+    "join": "has the holder's result",
+    "replace": "runs after",
+}
+#: Of a call under `lock_from="publish"`, where its policy applies to the publish.
+AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
+#: Keys of a task that expire when nothing has run for a while (CONTRIBUTING.md, "Keys in the store").
+EXPIRING = {"recent", "replaced", "slots", "starts", "used", "waiting"}
+#: Seconds for which a case waits for what may take long.
+LATE = 40.0
+#: Cases that run side by side. Each occupies up to three children.
+SIDE_BY_SIDE = 10
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    program = ("-m", "celery", "-A", "tests.integration.pairs_app")
+    return [WorkerSpec("prefork", 2 * SIDE_BY_SIDE + 4, program=program)]
+
+
+@pytest.fixture(scope="module")
+def extra_conf() -> dict[str, Any]:
+    return {"singleton_lock_ttl": 4.0}
+
+
+class Case:
+    """The task of one pair of options."""
+
+    def __init__(self, app: Celery, recorder: Recorder, store: Any, pair: Pair) -> None:
+        self.task: Any = app.tasks[task_name(pair)]
+        self.values = completed(pair)
+        self.recorder = recorder
+        self.store = store
+        self.tag = f"pair-{LIVE.index(pair)}-{secrets.token_hex(4)}"
+        self.key: str = self.task.lock_key_for(self.tag)
+
+    def has(self, value: str) -> bool:
+        return any(value in (own, own.partition("=")[0]) for own in self.values)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the lock is held while a body runs."""
+        return not self.has("singleton=False") and not self.has("lock_until=start")
+
+    @property
+    def outcome(self) -> str:
+        """What becomes of a call that meets the running bodies."""
+        if not self.is_locked:
+            return "runs at once"
+        policy = next(
+            (value.partition("=")[2] for value in self.values if value.startswith("on_duplicate=")), "default"
+        )
+        outcome = OUTCOMES["retry" if policy == "default" and self.has("lock_group") else policy]
+        return AT_PUBLISH.get(outcome, outcome) if self.has("lock_from=publish") else outcome
+
+    def send(self) -> Any:
+        return self.task.delay(self.tag)
+
+    def started(self, result: Any) -> list[Event]:
+        return [start for start in self.recorder.events(self.tag, "start") if start["id"] == result.id]
+
+    def ended(self, result: Any) -> list[Event]:
+        return [end for end in self.recorder.events(self.tag, "end") if end["id"] == result.id]
+
+    def hold(self) -> Any:
+        """Start a body that runs until `let_go`."""
+        result = self.send()
+        (start,) = until(lambda: self.started(result), "the body starts", LATE)
+        assert self.is_locked == start["protected"] == start["held"]
+        return result
+
+    def let_go(self) -> None:
+        self.recorder.raise_flag(f"{self.tag}.go")
+
+    def value(self, result: Any) -> Any:
+        until(lambda: result.state == "SUCCESS", f"SUCCESS of {result.id}", LATE, 0.05)
+        return result.result
+
+    def run(self) -> None:
+        """Let bodies run, and another call meet them."""
+        running = [self.hold() for _ in range(2 if self.has("lock_limit") else 1)]
+        self.check_held(running)
+        try:
+            duplicate = self.meet(running[0])
+        finally:
+            self.let_go()
+        if self.has("on_duplicate=replace") and self.has("on_lock_lost=raise"):  # it may just learn that it is to stop
+            until(lambda: running[0].state in ("SUCCESS", "REVOKED"), "the replaced body has ended", LATE)
+            assert "held" == self.value(duplicate)
+            self.check_end()
+            return
+        assert ["held"] * len(running) == [self.value(result) for result in running]
+        if self.outcome.startswith("runs"):
+            assert "held" == self.value(duplicate)
+            self.check_order(running, duplicate)
+        self.check_end()
+
+    def check_held(self, running: list[Any]) -> None:
+        if self.has("singleton=False"):
+            assert not self.store.exists(self.key)
+        elif self.is_locked:
+            assert (running[0].id, "running") == (self.task.lock_holder(self.tag).task_id, "running")
+        else:
+            until(lambda: not self.store.exists(self.key), "the lock is free")
+
+    def meet(self, first: Any) -> Any:
+        """Call the task once more, and check all that is to be seen before the bodies end."""
+        if self.outcome == "fails in the caller":
+            with pytest.raises(DuplicateTask):
+                self.send()
+            return None
+        duplicate = self.send()
+        if self.outcome == "has the holder's id":
+            assert (first.id, first.id) == (duplicate.id, duplicate.duplicate.task_id)
+            return None
+        if self.outcome == "runs at once":
+            until(lambda: self.started(duplicate), "the other body starts", LATE)
+            assert [] == self.ended(first)
+            return duplicate
+        met = f"{duplicate.id} is a duplicate"
+        until(
+            lambda: duplicate.id in [e["task_id"] for e in self.recorder.events(lock_tag(self.key), "duplicate")], met
+        )
+        if self.outcome == "skipped":
+            assert self.value(duplicate) is None
+        elif self.outcome == "failed":
+            until(lambda: duplicate.state == "FAILURE", "FAILURE")
+            assert isinstance(duplicate.result, DuplicateTask)
+        assert [] == self.started(duplicate)
+        return duplicate
+
+    def check_order(self, running: list[Any], duplicate: Any) -> None:
+        (start,) = self.started(duplicate)
+        if self.outcome == "runs after":
+            assert start["at"] > min(self.ended(result)[0]["at"] for result in running)
+        if self.outcome == "runs after" and self.has("lock_at_least"):
+            assert start["at"] > self.started(running[0])[0]["at"] + HOLD - 0.1
+
+    def check_end(self) -> None:
+        """The lock is free, or held after a success, and nothing is left but the fence and what expires."""
+        if self.has("lock_at_least") and self.is_locked:
+            assert "held" == until(lambda: self.task.lock_holder(self.tag), "a hold").state
+            self.task.force_unlock(self.tag)
+        until(lambda: not self.store.exists(self.key), "the lock is free")
+        base = self.key.partition("lock:")[0]
+        left = {
+            str(key).removeprefix(base).partition(":")[0]: self.store.pttl(key)
+            for key in self.store.scan_iter(f"{base}*")
+        }
+        assert left.pop("fence", -1) == -1
+        assert left.keys() <= EXPIRING
+        assert -1 not in left.values()
+
+
+@pytest.fixture(scope="module")
+def celery_setup_app(celery_setup_app: Celery) -> Celery:
+    """Return the tests' app with the worker's tasks."""
+    add_pairs(celery_setup_app, perform)
+    return celery_setup_app
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    celery_setup_app: Celery, celery_worker_cluster: CeleryWorkerCluster, recorder: Recorder
+) -> Iterator[dict[Pair, Future[None]]]:
+    """Run all cases, some side by side; yield what becomes of each."""
+    client = redis.Redis.from_url(celery_setup_app.conf.broker_url, decode_responses=True)
+    with contextlib.closing(client), ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        yield {pair: threads.submit(Case(celery_setup_app, recorder, client, pair).run) for pair in LIVE}
+
+
+@pytest.mark.parametrize("pair", LIVE, ids="+".join)
+def test_pair(outcomes: dict[Pair, Future[None]], pair: Pair) -> None:
+    """The first call runs, a second one has the outcome of its policy, and then the lock is free, or held as documented."""
+    outcomes[pair].result()
+
+
+# -- pairs that need a word ------------------------------------------------------------------------
+
+
+def state_of(env: WorkerEnvironment, name: str) -> str:
+    """Return the state of the holder of a task's lock, "" if it is free."""
+    found = env.job(name).lock_holder(env.tag)  # type: ignore[attr-defined]
+    return found.state if found else ""
+
+
+def test_publish_of_a_task_that_may_not_start(env: WorkerEnvironment) -> None:
+    """A publish is no start: the message is refused by the worker, which frees its reservation."""
+    task = env.job("other.publish_tried")
+    assert isinstance(env.error(task.delay(env.tag, "raise")), Boom)
+    refused = task.delay(env.tag)
+    assert isinstance(env.error(refused), TooManyStarts)
+    until(lambda: state_of(env, "other.publish_tried") == "", "the lock is free")
+    assert 1 == len(env.starts())
+
+
+def test_publish_in_a_hold(env: WorkerEnvironment) -> None:
+    """While a success holds the signature, a call is not published, and returns the result of that success."""
+    task = env.job("other.publish_held")
+    first = task.delay(env.tag, "return")
+    assert "done" == env.get(first)
+    again = task.delay(env.tag, "return")
+    assert (first.id, "held") == (again.id, again.duplicate.state)
+    assert "done" == env.get(again)
+
+
+def test_line_that_meets_a_hold(env: WorkerEnvironment) -> None:
+    """A message that joins the line during a hold runs at the end of the hold, however long `lock_ttl` is."""
+    task = env.job("other.wait_held")
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    assert "held" == state_of(env, "other.wait_held")
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    begun = [start["at"] for start in env.starts()]
+    assert HOLD - 0.1 < begun[1] - begun[0] < HOLD + 10
+
+
+def test_line_behind_a_capped_body(env: WorkerEnvironment) -> None:
+    """A message in line does not wait for a body whose lease has ended at `lock_at_most`: both run at once."""
+    task = env.job("other.wait_capped")
+    env.hold("other.wait_capped", acts=["hold", "return"])
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    assert 2 == len(env.starts())
+    assert ["return"] == [start["act"] for start in env.starts() if start["number"] == 1]
+    assert 1 == len(env.events("end"))
+
+
+def test_own_retry_and_a_hold(env: WorkerEnvironment) -> None:
+    """An own retry leaves no hold; the success after it leaves one."""
+    result = env.job("other.retry_held").delay(env.tag, ["retry", "return"], 1.0)
+    env.wait_for_state(result, "RETRY")
+    until(lambda: state_of(env, "other.retry_held") == "", "the lock is free")
+    assert "done" == env.get(result)
+    assert "held" == state_of(env, "other.retry_held")
+
+
+def test_own_retry_is_a_start(env: WorkerEnvironment) -> None:
+    """Each own retry is a start of its own, so `MaxStarts` may refuse it."""
+    result = env.job("other.retry_tried").delay(env.tag, "retry")
+    assert isinstance(env.error(result), TooManyStarts)
+    assert 2 == len(env.starts())
+
+
+def test_hold_of_a_group(env: WorkerEnvironment) -> None:
+    """A success holds the signature for the whole group."""
+    assert "done" == env.get(env.job("other.held").delay(env.tag, "return"))
+    assert env.get(env.job("other.also_held").delay(env.tag, "return")) is None
+
+
+def test_starts_of_a_group(env: WorkerEnvironment) -> None:
+    """The starts of all tasks of a group count together."""
+    assert isinstance(env.error(env.job("other.tried").delay(env.tag, "raise")), Boom)
+    assert isinstance(env.error(env.job("other.also_tried").delay(env.tag, "return")), TooManyStarts)
+
+
+def test_publish_of_a_group(env: WorkerEnvironment) -> None:
+    """Under "skip", a call that meets another task of its group at the publish returns that task's result."""
+    first = env.hold("other.publish", acts="hold")
+    again = env.job("other.also_publish").delay(env.tag, "return")
+    assert (first.id, first.id) == (again.id, again.duplicate.task_id)
+    env.let_go()
+    assert "held" == env.get(again)

@@ -1,0 +1,238 @@
+"""docs/RECIPES.md: what each recipe promises, shown by its own code in a real worker. Two real beats publish its schedule."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, states
+
+from celery_singleton_lock import LockLost, TooManyStarts
+from tests.integration.conftest import forget_results
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorker, WorkerSpec
+from tests.integration.recipes_app import BLOCKS, HOUR, run_page
+from tests.integration.recorder import Event, Recorder
+from tests.servers import Process, until
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    """One worker, which runs the page's code."""
+    return (WorkerSpec(program=("-m", "celery", "-A", "tests.integration.recipes_app")),)
+
+
+@pytest.fixture(scope="module")
+def extra_conf() -> dict[str, Any]:
+    """Short leases, so that a revocation is known long before the cap of the import."""
+    return {"singleton_lock_ttl": 1.5}
+
+
+@pytest.fixture(scope="module")
+def page(local_workers: list[LocalWorker]) -> Iterator[SimpleNamespace]:
+    """The names of the page, with an app that publishes to the worker."""
+    names = run_page(local_workers[0].conf)
+    yield SimpleNamespace(**names)
+    forget_results(names["app"])
+    names["app"].close()
+
+
+@pytest.fixture(scope="module")
+def celery_setup_app(page: SimpleNamespace) -> Celery:
+    """The app of the page."""
+    return page.app
+
+
+@pytest.fixture(scope="module", autouse=True)
+def beats_since(
+    page: SimpleNamespace, local_workers: list[LocalWorker], run_directory: Path, celery_worker_cluster: Any
+) -> Iterator[int]:
+    """The hour in which two beats with the page's schedule began; they run during all tests of this module."""
+    program = [sys.executable, "-m", "celery", "-A", "tests.integration.recipes_app", "beat", "--pidfile="]
+    places = [run_directory / f"{local_workers[0].name}-beat{number}" for number in range(2)]
+    beats = [
+        Process([*program, f"--schedule={place}"], Path(f"{place}.log"), local_workers[0].process.env)
+        for place in places
+    ]
+    for beat in beats:
+        beat.start()
+    yield page.this_hour()
+    for beat in beats:
+        beat.stop()
+
+
+def starts(recorder: Recorder, tag: str) -> list[Event]:
+    """Return the starts of a stand-in."""
+    return recorder.events(tag, "start")
+
+
+def skipped(env: WorkerEnvironment, task: Any, *args: Any) -> None:
+    """Call a task, and check that it is skipped."""
+    result = task.delay(*args)
+    assert env.get(result) is None
+    env.worker.wait_for_lines(f"[{result.id}]", "skipped")
+
+
+class TestHourlyReport:
+    def test_once(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """Messages of one hour run once, during the first one and after it; another hour is other work."""
+        tag = f"send_report-{env.tag}"
+        recorder.raise_flag(f"{tag}.hold")
+        first = page.hourly_report.delay(env.tag)
+        until(lambda: starts(recorder, tag), "the report starts")
+        skipped(env, page.hourly_report, env.tag)
+        recorder.lower_flag(f"{tag}.hold")
+        env.get(first)
+        skipped(env, page.hourly_report, env.tag)
+        env.get(page.hourly_report.delay(f"{env.tag}-next"))
+        assert [1, 1] == [len(starts(recorder, tag)), len(starts(recorder, f"{tag}-next"))]
+
+    def test_made_up_for(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """After a failure another message of the hour does the work at once, and the first one's own retry does not repeat it."""
+        tag = f"send_report-{env.tag}"
+        recorder.raise_flag(f"{tag}.fail")
+        first = page.hourly_report.delay(env.tag)
+        env.wait_for_state(first, states.RETRY)
+        recorder.lower_flag(f"{tag}.fail")
+        second = page.hourly_report.delay(env.tag)
+        assert [None, None] == [env.get(second), env.get(first)]
+        assert [first.id, second.id] == [start["id"] for start in starts(recorder, tag)]
+
+    def test_own_retry(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """After a failure the task's own retry does the work if no other message comes."""
+        tag = f"send_report-{env.tag}"
+        recorder.raise_flag(f"{tag}.fail")
+        only = page.hourly_report.delay(env.tag)
+        env.wait_for_state(only, states.RETRY)
+        recorder.lower_flag(f"{tag}.fail")
+        assert env.get(only) is None
+        assert 2 == len(starts(recorder, tag))
+
+    def test_three_tries(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """Three starts of an hour fail, on retries of whichever message; the fourth is refused, and so are later messages."""
+        tag = f"send_report-{env.tag}"
+        recorder.raise_flag(f"{tag}.fail")
+        assert isinstance(env.error(page.hourly_report.delay(env.tag)), TooManyStarts)
+        assert isinstance(env.error(page.hourly_report.delay(env.tag)), TooManyStarts)
+        assert 3 == len(starts(recorder, tag))
+
+    def test_stale(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """A message that was received too late does not run."""
+        late = page.hourly_report.apply_async((env.tag,), expires=0.2, countdown=0.5)
+        env.wait_for_state(late, states.REVOKED)
+        assert [] == starts(recorder, f"send_report-{env.tag}")
+
+
+def test_refresh_rates(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """After a failure the next call runs at once, after a success only once the hold has ended."""
+    recorder.raise_flag("download_rates.fail")
+    assert isinstance(env.error(page.refresh_rates.delay()), OSError)
+    recorder.lower_flag("download_rates.fail")
+    env.get(page.refresh_rates.delay())
+    skipped(env, page.refresh_rates)
+    until(lambda: page.refresh_rates.lock_holder() is None, "the hold has ended", 3 * HOUR)
+    env.get(page.refresh_rates.delay())
+    times = [start["at"] for start in starts(recorder, "download_rates")]
+    assert 3 == len(times)
+    assert times[1] - times[0] < HOUR
+    assert times[2] - times[1] > 1.8 * HOUR
+
+
+def test_rebuild_index(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """One of many calls during a rebuild runs after it; the others end as skipped."""
+    recorder.raise_flag("build_index.hold")
+    first = page.rebuild_index.delay()
+    until(lambda: starts(recorder, "build_index"), "the first rebuild")
+    pending = page.rebuild_index.delay()
+    env.worker.wait_for_lines(f"[{pending.id}]", "waits in line")
+    for _ in range(5):
+        skipped(env, page.rebuild_index)
+    recorder.lower_flag("build_index.hold")
+    env.get(pending)
+    assert [first.id, pending.id] == [start["id"] for start in starts(recorder, "build_index")]
+
+
+def test_deploy(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """Versions of one service start in order, also after a failure; another service does not wait."""
+    tag = f"roll_out-{env.tag}"
+    recorder.raise_flag(f"{tag}.hold")
+    recorder.raise_flag(f"{tag}.fail")
+    results = []
+    for version in range(4):
+        results.append(page.deploy.delay(env.tag, version))
+        env.worker.wait_for_lines(f"[{results[-1].id}]", "waits in line" if version else "received")
+        until(lambda: starts(recorder, tag), "the first one starts")
+    env.get(page.deploy.delay(f"{env.tag}-other", 0))
+    assert 1 == len(starts(recorder, tag))
+    recorder.lower_flag(f"{tag}.hold")
+    assert isinstance(env.error(results[0]), OSError)
+    recorder.lower_flag(f"{tag}.fail")
+    env.get(results[-1])
+    assert [0, 1, 2, 3] == [start["args"][1] for start in starts(recorder, tag)]
+
+
+class TestImportFile:
+    def test_progress(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """The state tells how far the import is."""
+        tag = f"save-{env.tag} 1"
+        recorder.raise_flag(f"{tag}.hold")
+        result = page.import_file.delay(env.tag)
+        env.wait_for_state(result, "PROGRESS")
+        assert {"done": 1, "of": 3} == result.info
+        recorder.lower_flag(f"{tag}.hold")
+        assert 3 == env.get(result)
+
+    @pytest.mark.parametrize("cause", ["cap", "revoked"])
+    def test_lost(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder, cause: str) -> None:
+        """After an hour, or once the lock is revoked, the import writes nothing more, and another one may start."""
+        tag = f"save-{env.tag} 1"
+        recorder.raise_flag(f"{tag}.hold")
+        result = page.import_file.delay(env.tag)
+        until(lambda: starts(recorder, tag), "the second line")
+        if cause == "revoked":
+            assert page.import_file.force_unlock(env.tag)
+        key = page.import_file.lock_key_for(env.tag)
+        (lost,) = until(lambda: env.lock_signals(key, "lock_lost"), "the loss is known")
+        assert (cause == "cap") == (lost["at"] > starts(recorder, f"save-{env.tag} 0")[0]["at"] + 0.9 * HOUR)
+        recorder.lower_flag(f"{tag}.hold")
+        assert isinstance(env.error(result), LockLost)
+        assert [] == starts(recorder, f"save-{env.tag} 2")
+        assert 3 == env.get(page.import_file.delay(env.tag))
+
+
+def test_convert(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """A file that kills its process is tried three times, and then its message fails."""
+    tag = f"render-{env.tag}"
+    recorder.raise_flag(f"{tag}.die")
+    result = page.convert.delay(env.tag)
+    env.wait_for_state(result, states.FAILURE, timeout=45)  # Celery may need some seconds to notice each death
+    assert isinstance(result.result, TooManyStarts)
+    assert 3 == len(starts(recorder, tag))
+
+
+def test_two_beats(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder, beats_since: int) -> None:
+    """An hour has one report, though both beats ask for it; of the clean-up, the second beat publishes no message."""
+    until(lambda: page.this_hour() > beats_since + 5, "some hours", 10 * HOUR)
+    reports = [len(starts(recorder, f"send_report-{beats_since + number}")) for number in range(6)]
+    assert 1 == max(reports)
+    assert sum(reports) >= 3
+    assert len(env.worker.lines("hourly_report", "skipped")) >= 2
+    clean_ups = [start["at"] for start in starts(recorder, "delete_old_rows")]
+    assert len(clean_ups) >= 3
+    gaps = [later - earlier for earlier, later in itertools.pairwise(clean_ups)]
+    assert 0.45 * HOUR < min(gaps) <= max(gaps) < 1.9 * HOUR
+    assert len(env.worker.lines("clean_up", "received")) <= len(starts(recorder, "delete_old_rows")) + 1
+
+
+def test_each_task() -> None:
+    """Each task of the page is called by a test, or published by the beats."""
+    tasks = re.findall(r"^@app\.task\(.*?^def (\w+)", "\n".join(BLOCKS), re.MULTILINE | re.DOTALL)
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert tasks
+    assert [] == [name for name in tasks if f"page.{name}." not in source and f'"{name}"' not in source]

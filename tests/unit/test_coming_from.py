@@ -1,0 +1,87 @@
+"""The page for users of other systems: each name of ours in it exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import celery_singleton_lock
+from celery_singleton_lock import Lease, MaxStarts, SingletonTask, signals
+from celery_singleton_lock.config.call_options import CALL_OPTIONS
+from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
+from celery_singleton_lock.policies import NAMED
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMING_FROM.md"
+#: Policies and fields that the page mentions and that are yet to come. It shrinks, until it is empty.
+PLANNED: dict[str, set[str]] = {"Join": set()}
+
+CLASSES = {type(policy).__name__: type(policy) for policy in NAMED.values()} | {"MaxStarts": MaxStarts}
+FIELDS = {name: {field.name for field in fields(cls)} for name, cls in CLASSES.items()}
+#: Each system's table, as rows of three cells.
+ROWS = {
+    title: [[cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\| .*", text, re.M)[1:]]
+    for title, text in re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", PAGE.read_text(encoding="utf-8"), re.M)
+}
+*SYSTEMS, MISSING = ROWS.values()
+#: Names and expressions in the columns of ours.
+SPANS = sorted({span for rows in SYSTEMS for row in rows for span in re.findall(r"`([^`]+)`", row[1])})
+
+
+def check_option(name: str, value: ast.expr) -> None:
+    if name == "lock_options":
+        assert isinstance(value, ast.Dict)
+        assert all(isinstance(key, ast.Constant) and key.value in CALL_OPTIONS for key in value.keys)
+    else:
+        assert TASK_OPTIONS[name].is_valid(ast.literal_eval(value))
+
+
+def check_call(call: ast.Call) -> None:
+    if isinstance(call.func, ast.Name) and call.func.id in FIELDS.keys() | PLANNED.keys():
+        named = {str(keyword.arg) for keyword in call.keywords}
+        assert named <= FIELDS.get(call.func.id, PLANNED.get(call.func.id, set()))
+    else:
+        check_name(ast.unparse(call.func))
+
+
+def check_name(name: str) -> None:
+    first, *rest = name.split(".")
+    if name.startswith("self.lease."):
+        assert hasattr(Lease, rest[1])
+    elif first == "signals":
+        assert all(hasattr(signals, attribute) for attribute in rest)
+    elif name != "_.duplicate":  # of what a publish returns
+        known = {*TASK_OPTIONS, *SETTING_NAMES, "lock_options", *celery_singleton_lock.__all__}
+        assert name in known or callable(getattr(SingletonTask, name, None))
+
+
+@pytest.mark.parametrize("span", SPANS)
+def test_our_names(span: str) -> None:
+    """A name of ours exists, with the values and fields that the page gives it."""
+    (statement,) = ast.parse(re.sub(r"^\.", "_.", span).replace("…", "...")).body
+    if isinstance(statement, ast.Assign):
+        (target,) = statement.targets
+        check_option(ast.unparse(target), statement.value)
+    else:
+        assert isinstance(statement, ast.Expr)
+        if isinstance(statement.value, ast.Call):
+            check_call(statement.value)
+        else:
+            check_name(ast.unparse(statement.value))
+
+
+def test_rows() -> None:
+    """Each system has a table, of theirs, ours and the difference; a row without a counterpart says why."""
+    assert 12 == len(SYSTEMS)
+    assert all(len(rows) > 3 for rows in SYSTEMS)
+    assert all(len(row) == 3 for rows in SYSTEMS for row in rows)
+    assert all(row[2] for rows in SYSTEMS for row in rows if row[1] == "–")
+    assert all(len(row) == 2 for row in MISSING)
+
+
+def test_planned() -> None:
+    """A policy that exists is no longer in the list of those to come."""
+    assert set() == PLANNED.keys() & CLASSES.keys()
