@@ -26,12 +26,22 @@ _ERRORS = (redis.RedisError, OSError)
 
 #: The scripts with their parts, in the order in which calls pass them; those in one text come together.
 PARTS: dict[str, tuple[str, ...]] = {
-    "acquire": ("limit slot", "queued", "starts", "running", "line", "turns named", "quiet ripe left", "started"),
+    "acquire": (
+        "limit slot",
+        "queued",
+        "starts",
+        "running",
+        "line",
+        "replaced stop asked",
+        "turns named",
+        "quiet ripe left",
+        "started",
+    ),
     "holder": ("limit",),
     "leave": (),
     "reacquire": (),
     "release": ("queued", "kept", "slot", "limit", "starts"),
-    "renew": ("limit",),
+    "renew": ("limit", "stop"),
     "revoke": ("limit",),
     "wake": (),
     "wake_slots": (),
@@ -151,6 +161,7 @@ class Call:
     script: Script
     args: Sequence[str]
     token: str = ""  # that the lock has now, if it is kept at its release
+    replaced: str = ""  # token of the reservation that a newcomer takes away
     superseded: str = ""  # the ticket that is about to be replaced in line
     left: tuple[float, str, str] | None = None  # time, lock and ticket that has left the line; it may be about to start
     started: str = ""  # the ticket whose message starts
@@ -244,7 +255,7 @@ class Commands(threading.Thread):
         if verb == "?":
             self.ledger.note("unknown script", at, digest=digest)
         if verb == "renew":
-            for index, token in enumerate(args[::2]):
+            for index, token in enumerate(args[: 2 * count // 3 : 2]):
                 # A main process only knows the token, and passes the attempt key for both keys.
                 own = keys[3 * index] != keys[3 * index + 1]
                 run = name_of(token)
@@ -257,6 +268,8 @@ class Commands(threading.Thread):
         command, key, verb = words[0].upper(), words[1], call.script.verb
         if ":line:" in key:
             self._in_line(at, words, call)
+        elif key.endswith(":replaced") and command == "ZADD":
+            call.replaced = words[3]
         elif key.endswith(":used") and command == "ZADD" and verb == "acquire":
             self._use(words, call)
         elif ":lock:" in key and command in ("PEXPIRE", "DEL", "HSET"):
@@ -274,7 +287,7 @@ class Commands(threading.Thread):
             self._lapse()
             self._did(at, call, args[0], key, "take", ttl)
         elif verb == "acquire" and command == "DEL":
-            self._did(at, call, f"{RESERVED}{args[2]}", key, "free")
+            self._did(at, call, call.replaced or f"{RESERVED}{args[2]}", key, "free")
         elif verb == "release" and command == "HSET" and "token" in words:
             self._did(at, call, args[0], key, "free")
             call.token = words[words.index("token") + 1]

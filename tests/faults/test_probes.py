@@ -256,6 +256,22 @@ def test_line(scene: Scene) -> None:
     assert set() == scene.found()
 
 
+def test_replaced(scene: Scene) -> None:
+    """A newcomer ends the reservation of a message that it replaces; a holder that it asks to stop is renewed as before."""
+    reserved = LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True)
+    scene.store.acquire(reserved)
+    scene.a.place, scene.a.stoppable = Place("t1", 0.0, 1, True, 1.0, 60.0, "", stop=True), True
+    scene.store.acquire(scene.a)
+    newer = Place("t2", 0.0, 1, True, 1.0, 60.0, "", stop=True)
+    scene.store.acquire(LeaseRequest(BASE, "1", "c" * 32, 30.0, "task-c", place=newer))
+    assert [RenewResult.STOP] == scene.store.renew([scene.a])
+    scene.names = {name_of(queued_token("task-x")): "queued"}
+    seen = [("acquire", "queued", LOCK, "take"), ("acquire", "queued", LOCK, "free"), ("acquire", "a", LOCK, "take")]
+    assert [*seen, ("renew", "a", LOCK, "renew")] == scene.seen()
+    assert [("join", "t2")] == _moves(scene)
+    assert set() == scene.found()
+
+
 def test_line_that_is_not_kept(scene: Scene) -> None:
     """A message that starts before the head of the line is found, if the script lets it."""
     scene.a.place = Place()
