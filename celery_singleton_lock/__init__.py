@@ -21,6 +21,7 @@ __all__ = [
     "ConfigurationError",
     "DuplicateTask",
     "Holder",
+    "Join",
     "Lease",
     "LockLost",
     "MaxStarts",

@@ -22,7 +22,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import lifetime, reservation
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
-from celery_singleton_lock.worker.outcome import policy_of
+from celery_singleton_lock.worker.decision import policy_of
 
 
 def is_locked_at_publish(task: Any) -> bool:

@@ -50,6 +50,12 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
     ),
     (
         "lock_limit",
+        "on_duplicate",
+        lambda options: options.is_limited and getattr(options.on_duplicate, "reads_result", False),
+        "a duplicate has several holders",
+    ),
+    (
+        "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
         "a hold keeps the whole signature",
@@ -65,6 +71,12 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "lock_at_least",
         lambda options: options.lock_at_most is not None and options.lock_at_most <= options.lock_at_least,
         "it must be above, as a lost lease leaves no hold",
+    ),
+    (
+        "lock_until",
+        "on_duplicate",
+        lambda options: options.lock_until == "start" and getattr(options.on_duplicate, "reads_result", False),
+        "no lock is held while the body runs",
     ),
     *(
         (

@@ -11,7 +11,18 @@ from celery_singleton_lock.policies.run_once_more import RunOnceMore
 from celery_singleton_lock.policies.skip import Skip
 from celery_singleton_lock.policies.wait import Wait
 
-__all__ = ["Join", "Policy", "Raise", "Replace", "RetryLater", "RunOnceMore", "Skip", "Wait", "as_policy", "portable_policy"]
+__all__ = [
+    "Join",
+    "Policy",
+    "Raise",
+    "Replace",
+    "RetryLater",
+    "RunOnceMore",
+    "Skip",
+    "Wait",
+    "as_policy",
+    "portable_policy",
+]
 
 #: The policies that have a name, for the option `on_duplicate`.
 NAMED: dict[str, Policy] = {

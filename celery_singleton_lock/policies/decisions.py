@@ -88,6 +88,8 @@ class Policy(ABC):
     uses_line: ClassVar[bool] = False
     #: Whether duplicates ask the holder to stop. Then holders look each second whether they are asked.
     stops_holder: ClassVar[bool] = False
+    #: Whether duplicates end with the holder's result. Then the task needs a result backend that workers can read.
+    reads_result: ClassVar[bool] = False
     #: Whether another run stands for a duplicate. Then it cannot be used in a `lock_group`, where that may be other work.
     needs_same_work: ClassVar[bool] = False
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, Follow, Policy
@@ -23,6 +24,8 @@ class Join(Policy):
     """
 
     max_wait: float = 3600.0
+    needs_same_work: ClassVar[bool] = True
+    reads_result: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.max_wait, (int, float)) and not isinstance(self.max_wait, bool)

@@ -13,6 +13,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUn
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
+from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 
 
@@ -41,6 +42,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             if getattr(type(task).__call__, "_singleton", False)
         }
         refuse_different_limits(self._options)
+        for name, options in self._options.items():
+            if getattr(options.on_duplicate, "reads_result", False):
+                refuse_unreadable_results(parent.app.tasks[name])
 
     def start(self, parent: Any) -> None:
         self._check_visibility_timeout(parent.app.conf)

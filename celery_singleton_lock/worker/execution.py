@@ -21,6 +21,7 @@ from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
+from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
@@ -63,6 +64,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
     )
+    if joined := join(task, request, options, context.store, wanted):
+        return joined.result
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)
     try:
@@ -88,12 +91,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         execution.lease = Lease(wanted.lock)
         return body()
     execution.lease = Lease(wanted.lock, state)
-    try:
-        return _run_body(execution, state, config, body)
-    except LockLost as error:
-        if state.is_stopped_by(error):
-            end_replaced(task, request, context.store, wanted)
-        raise
+    return _run_until_replaced(request, execution, state, config, body)
 
 
 def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResult, float]:
@@ -118,6 +116,15 @@ def _note_grant(state: LeaseState, options: Options, result: AcquireResult, sent
         state.cap = sent_at + options.lock_at_most
     if options.lock_at_least:
         state.held_until = now() + options.lock_at_least
+
+
+def _run_until_replaced(request: Any, execution: Execution, state: LeaseState, config: TaskConfig, body: Body) -> Any:
+    try:
+        return _run_body(execution, state, config, body)
+    except LockLost as error:
+        if state.is_stopped_by(error):
+            end_replaced(state.task, request, execution.context.store, state.request)
+        raise
 
 
 def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body: Body) -> Any:

@@ -34,8 +34,8 @@ from celery_singleton_lock.store.protocol import (
     LockStore,
     Place,
 )
+from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
-from celery_singleton_lock.worker.outcome import decide, policy_of
 from celery_singleton_lock.worker.replaced import terminate
 from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
 

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.config.exclusions import refuse_exclusions
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
+from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.policies import Policy, Skip, as_policy
-from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, RunLater, SkipRun
+from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
+from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues
+from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
 from celery_singleton_lock.worker.replaced import drop_replaced
 from celery_singleton_lock.worker.republish import (
     ignores_result,
     is_redelivered,
-    retry_state_of,
 )
 
 
 def handle_duplicate(
     task: Any, request: Any, options: Options, store: LockStore, wanted: LeaseRequest, result: AcquireResult
 ) -> Any:
-    """Do what the policy decides for a duplicate; return the decision `Enqueue`, or the result of an eager run that is skipped.
+    """Do what the policy decides for a duplicate; return the decision `Enqueue`, or the task's result.
 
     Raises:
         DuplicateTask: the decision is to fail.
@@ -45,11 +43,7 @@ def handle_duplicate(
         _refuse_start(task, request, store, wanted, options)
     _drop(task, request, store, wanted, result, error)
     if holder.task_id == request.id and not request.is_eager:
-        if goes_to_several_queues(task.app, request):
-            logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
-            raise Ignore("another worker runs this broadcast task")
-        if holder.state != "held" or is_redelivered(request):  # else a user has used a task id twice
-            check_redelivery_later(task, request, options, error)
+        _drop_delivery(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
     if holder.task_id:  # else nobody holds the lock, which is free only after a quiet time
         send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
@@ -59,6 +53,8 @@ def handle_duplicate(
         run_later(task, request, decision.delay, error, wanted.place)
     if wanted.place and wanted.place.ticket:
         store.leave(wanted, wanted.place.ticket)
+    if isinstance(decision, Follow):
+        return follow(task, request, wanted, decision, holder)
     if isinstance(decision, SkipRun):
         return _skip(task, request, decision, error)
     logger.warning("Task %s[%s] failed as a duplicate: %s", task.name, request.id, error)
@@ -83,6 +79,15 @@ def _drop(
         raise Ignore("another copy of this message counts")
     if result.waiting:
         _drop_waiting(task, request, wanted, result, error)
+
+
+def _drop_delivery(task: Any, request: Any, options: Options, error: DuplicateTask) -> None:
+    """Drop a delivery whose message another delivery runs, or has run; return if a user has used a task id twice."""
+    if goes_to_several_queues(task.app, request):
+        logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
+        raise Ignore("another worker runs this broadcast task")
+    if error.holder.state != "held" or is_redelivered(request):
+        check_redelivery_later(task, request, options, error)
 
 
 def _drop_waiting(task: Any, request: Any, wanted: LeaseRequest, result: AcquireResult, error: DuplicateTask) -> None:
@@ -127,49 +132,6 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         if isinstance(decision, RunLater):
             run_later(task, request, decision.delay, error, wanted.place)
         raise error
-
-
-def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
-    """Return the policy for a duplicate of this holder.
-
-    Raises:
-        ConfigurationError: the task's callable returned something else.
-    """
-    chosen = options.on_duplicate
-    if not callable(chosen):
-        return chosen
-    policy = as_policy(answer := chosen(task, holder))
-    if policy is None:
-        raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
-    refuse_exclusions(task.name, replace(options, on_duplicate=policy))
-    if getattr(policy, "quiet", 0.0):
-        raise ConfigurationError(
-            f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"
-        )
-    return policy
-
-
-def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
-    """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
-    state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
-    can_run_later = not is_broadcast and not request.is_eager
-    own_retry = bool(request.retries) and can_run_later  # what we publish again keeps `retries` as it was
-    duplicate = Duplicate(
-        result.holder or Holder(),
-        state.times,
-        state.waited,
-        can_run_later,
-        own_retry,
-        result.waiting,
-        result.head,
-        result.is_waiting,
-        has_waited=state.ticket != "",
-        asked=result.asked,
-    )
-    decision = policy.decide(duplicate)
-    if isinstance(decision, (RunLater, Enqueue)) and not can_run_later:
-        return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
-    return policy, decision
 
 
 def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> Any:

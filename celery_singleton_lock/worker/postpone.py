@@ -34,6 +34,15 @@ def run_later(task: Any, request: Any, delay: float, error: Exception, place: Pl
         task, request, delay, RetryState(state.times + 1, state.waited + delay, ticket=ticket, copy=copy)
     )
     is_stored = _mark_as_retry(task, request, error)
+    publish_or_reject(task, signature, error)
+    if is_stored:
+        request.ignore_result = True  # keeps the tracer from storing RETRY once more
+    logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
+    raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
+
+
+def publish_or_reject(task: Any, signature: Any, error: Exception) -> None:
+    """Publish a message again. Raise `Reject` or the given error if that fails."""
     try:
         signature.apply_async()
     except Exception as failure:
@@ -41,10 +50,6 @@ def run_later(task: Any, request: Any, delay: float, error: Exception, place: Pl
         if task.acks_late and isinstance(failure, (OperationalError, OSError)):
             raise Reject(failure, requeue=True) from failure
         raise error from failure
-    if is_stored:
-        request.ignore_result = True  # keeps the tracer from storing RETRY once more
-    logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
-    raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
 
 
 def _mark_as_retry(task: Any, request: Any, error: Exception) -> bool:

@@ -38,6 +38,8 @@ class RetryState(NamedTuple):
     copy: float = 0.0  # number of this copy, which grows from copy to copy
     stands_for: str = ""  # in a delayed copy: the task id of its message
     ignore_result: bool = False  # in a delayed copy: whether its message ignores its result
+    follows: str = ""  # the task id whose result this message ends with
+    found_free: bool = False  # whether the lock was free when that task was last looked at
     expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
 
 

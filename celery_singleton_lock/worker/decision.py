@@ -1,0 +1,59 @@
+"""Asks a task's policy what becomes of a duplicate."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from celery_singleton_lock.config.exclusions import refuse_exclusions
+from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.policies import Policy, Skip, as_policy
+from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, Follow, RunLater, SkipRun
+from celery_singleton_lock.store.protocol import AcquireResult
+from celery_singleton_lock.worker.destination import goes_to_several_queues
+from celery_singleton_lock.worker.republish import retry_state_of
+
+
+def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
+    """Return the policy for a duplicate of this holder.
+
+    Raises:
+        ConfigurationError: the task's callable returned something else.
+    """
+    chosen = options.on_duplicate
+    if not callable(chosen):
+        return chosen
+    policy = as_policy(answer := chosen(task, holder))
+    if policy is None:
+        raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
+    refuse_exclusions(task.name, replace(options, on_duplicate=policy))
+    if getattr(policy, "quiet", 0.0):
+        raise ConfigurationError(
+            f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"
+        )
+    return policy
+
+
+def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
+    """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
+    state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
+    can_run_later = not is_broadcast and not request.is_eager
+    own_retry = bool(request.retries) and can_run_later  # what we publish again keeps `retries` as it was
+    duplicate = Duplicate(
+        result.holder or Holder(),
+        state.times,
+        state.waited,
+        can_run_later,
+        own_retry,
+        result.waiting,
+        result.head,
+        result.is_waiting,
+        has_waited=state.ticket != "",
+        asked=result.asked,
+    )
+    decision = policy.decide(duplicate)
+    if isinstance(decision, (RunLater, Enqueue, Follow)) and not can_run_later:
+        return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
+    return policy, decision

@@ -1,0 +1,138 @@
+"""Lets a duplicate end with the result of its holder.
+
+The message follows the holder's task id: it is published again with a delay, reads that task's result when it comes back, and
+goes on like that until there is one. Nothing is stored for it meanwhile. A task that ends without a result has vanished, or
+ignores it: then the lock is free, and the message runs the body itself. It does so only when it has found the lock free twice, as
+a holder releases its lock a moment before its result is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn
+
+from celery.exceptions import Ignore, WorkerLostError
+from celery.states import READY_STATES, RETRY, SUCCESS
+
+from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.policies.decisions import Fail, Follow
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
+from celery_singleton_lock.worker.decision import decide, policy_of
+from celery_singleton_lock.worker.destination import shortened
+from celery_singleton_lock.worker.postpone import publish_or_reject
+from celery_singleton_lock.worker.republish import retry_state_of, signature_of
+
+#: Shortest time in seconds for which the lock is free, without a result, before the body runs again.
+_SHORTEST_FREE = 1.0
+#: State of a task whose result could not be read now.
+_UNKNOWN = ""
+
+
+class Joined(NamedTuple):
+    """How a message that follows another task has ended."""
+
+    result: Any
+
+
+def refuse_unreadable_results(task: Any) -> None:
+    """Refuse a task whose results workers cannot read.
+
+    Raises:
+        ConfigurationError: it has no result backend, or one whose results go to the caller alone.
+    """
+    uri = task.backend.as_uri()
+    if uri.startswith(("disabled:", "rpc:")):
+        raise ConfigurationError(
+            f"task {task.name}: on_duplicate='join' needs a result backend that workers can read, not {uri}"
+        )
+
+
+def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, holder: Holder | None) -> Any:
+    """Have the message of a duplicate follow its holder; return the result if that has ended, during a hold.
+
+    Raises:
+        ConfigurationError: no result could be read.
+        DuplicateTask: the holder waits for this task, or may do so.
+        Ignore, Reject: the end of this delivery, as Celery's tracer expects it.
+        Exception: the holder's error.
+    """
+    refuse_unreadable_results(task)
+    holder = holder or Holder()
+    if holder.state == "held":
+        found = _result(task, request, holder.task_id)
+        if isinstance(found, Joined):
+            return found.result
+    elif holder.task_id in (request.parent_id, request.root_id):
+        error = DuplicateTask(wanted.lock, holder)
+        logger.warning("Task %s[%s] failed, as it would wait for a task that sent it: %s", task.name, request.id, error)
+        raise error
+    logger.info("Task %s[%s] follows task %s: it ends with its result", task.name, request.id, holder.task_id)
+    _follow_on(task, request, wanted, decision.delay, holder)
+
+
+def join(task: Any, request: Any, options: Options, store: LockStore, wanted: LeaseRequest) -> Joined | None:
+    """End a message with the result of the task that it follows, or follow on; return None if it is to acquire the lock.
+
+    Raises:
+        DuplicateTask: it has followed for too long.
+        Ignore, Reject: it follows on.
+        Exception: the error of the task that it follows.
+    """
+    state = retry_state_of(request)
+    if not state.follows:
+        return None
+    found = _result(task, request, state.follows)
+    if isinstance(found, Joined):
+        return found
+    holder: Holder | None = Holder(state.follows)
+    if found not in (RETRY, _UNKNOWN):  # before its retry the lock may be free, or another task's
+        try:
+            holder = store.holder(wanted.lock)
+        except StoreError as error:
+            logger.warning("Task %s[%s] follows on, its lock unknown: %s", task.name, request.id, error)
+    if state.found_free if holder is None else holder.task_id == request.id:
+        return None
+    known = holder or Holder(state.follows)
+    _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.HELD, known))
+    if isinstance(decision, Fail):
+        failure = DuplicateTask(wanted.lock, known)
+        logger.warning("Task %s[%s] failed as a duplicate: %s", task.name, request.id, failure)
+        raise failure
+    if not isinstance(decision, Follow):  # the task has another policy now
+        return None
+    delay = decision.delay if holder else max(decision.delay, _SHORTEST_FREE)
+    _follow_on(task, request, wanted, delay, known, found_free=holder is None)
+
+
+def _follow_on(
+    task: Any, request: Any, wanted: LeaseRequest, delay: float, holder: Holder, found_free: bool = False
+) -> NoReturn:
+    """Publish the message again with a delay, and end this delivery."""
+    delay, state = shortened(task.app, delay), retry_state_of(request)
+    following = state._replace(
+        waited=state.waited + delay, ticket="", copy=0.0, follows=holder.task_id, found_free=found_free
+    )
+    publish_or_reject(task, signature_of(task, request, delay, following), DuplicateTask(wanted.lock, holder))
+    raise Ignore("follows another task")
+
+
+def _result(task: Any, request: Any, task_id: str) -> Joined | str:
+    """Return how a task has ended, or its state; one whose worker died has not ended.
+
+    Raises:
+        Exception: the task's error.
+    """
+    try:
+        found = task.backend.get_task_meta(task_id)
+    except Exception as failure:
+        logger.warning("Task %s[%s]: the result of %s could not be read: %s", task.name, request.id, task_id, failure)
+        return _UNKNOWN
+    state, result = str(found["status"]), found["result"]
+    if state not in READY_STATES or isinstance(result, WorkerLostError):
+        return state
+    logger.info("Task %s[%s] ends as task %s did: %s", task.name, request.id, task_id, state)
+    if state != SUCCESS:
+        raise result
+    return Joined(result)
