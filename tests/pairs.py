@@ -9,7 +9,6 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import MaxStarts, RetryLater, RunOnceMore, SingletonTask
-from celery_singleton_lock.policies import NAMED
 
 #: Seconds for which a success holds the signature: much longer than the body of a test runs.
 HOLD = 6.0
@@ -46,7 +45,8 @@ VALUES: dict[str, dict[str, Any]] = {
         "latest": RunOnceMore(keep="latest"),
         "quiet": RunOnceMore(quiet=0.3, max_quiet=60),
         "callable": choose,
-        **{name: name for name in ("join", "replace") if name in NAMED},
+        "join": "join",
+        "replace": "replace",
     },
     "lock_from": {"default": "start", "publish": "publish"},
     "lock_until": {"default": "finish", "start": "start"},
@@ -71,6 +71,7 @@ REFUSED = [
     ("lock_until=start", "lock_from=default"),
     ("lock_group=name", "on_duplicate=(run_once_more|latest|quiet|join)"),
     ("lock_limit=(2|callable)", "on_duplicate=(join|replace)"),
+    ("lock_until=start", "on_duplicate=join"),
     ("lock_limit=(2|callable)", "lock_at_least=some"),
     ("on_duplicate=quiet", "lock_from=publish"),
     ("lock_at_most=less", "lock_at_least=some"),

@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import (
     Holder,
+    Join,
     MaxStarts,
     Raise,
     Replace,
@@ -226,6 +227,11 @@ def _copy_request(task: Task, tag: str, seconds: float) -> str:
     return "a token was shown" if lease._state.request.token.encode() in shown else "copied"
 
 
+def _hold_retry(task: Task, tag: str, seconds: float) -> str:
+    _hold(task, tag, 0.0)
+    raise task.retry(countdown=2)
+
+
 def _retry_other(task: Task, tag: str, seconds: float) -> str:
     """Retry with arguments of another signature."""
     raise task.retry(args=(f"{tag}-other",), kwargs={"acts": "return"}, countdown=seconds)
@@ -233,6 +239,12 @@ def _retry_other(task: Task, tag: str, seconds: float) -> str:
 
 def _publish_self(task: Task, tag: str, seconds: float) -> str:
     return f"published {task.delay(tag).id}"
+
+
+def _publish_and_hold(task: Task, tag: str, seconds: float) -> str:
+    """Publish the same task, as a body does that wants to wait for it."""
+    recorder_of(task.app).note(tag, "published", id=task.delay(tag).id)
+    return _hold(task, tag, seconds)
 
 
 def _return(task: Task, tag: str, seconds: float) -> str:
@@ -261,8 +273,10 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _die,
         _drop_slow,
         _copy_request,
+        _hold_retry,
         _retry_other,
         _publish_self,
+        _publish_and_hold,
         _return,
     )
 }
@@ -525,6 +539,18 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
     "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
+    "join": {"on_duplicate": "join"},
+    "join_late": {"on_duplicate": "join", "acks_late": True, "reject_on_worker_lost": True, "lock_ttl": 3},
+    "join_impatient": {"on_duplicate": Join(max_wait=1.5)},
+    "join_silent": {"on_duplicate": "join", "ignore_result": True},
+    "join_throttled": {"on_duplicate": "join", "lock_at_least": 3, "lock_ttl": 2},
+    "join_publish": {"on_duplicate": "join", "lock_from": "publish"},
+    "join_auto": {
+        "on_duplicate": "join",
+        "autoretry_for": (Exception,),
+        "retry_backoff": False,
+        "default_retry_delay": 0,
+    },
     "replace": {"on_duplicate": Replace(grace=120), "lock_ttl": 60},
     "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
     "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},

@@ -122,6 +122,9 @@ class Case:
             self.check_end()
             return
         assert ["held"] * len(running) == [self.value(result) for result in running]
+        if self.outcome == "has the holder's result":
+            assert "held" == self.value(duplicate)
+            assert [] == self.started(duplicate)
         if self.outcome.startswith("runs"):
             assert "held" == self.value(duplicate)
             self.check_order(running, duplicate)

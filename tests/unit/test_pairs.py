@@ -16,7 +16,7 @@ from celery_singleton_lock.config.options import TASK_OPTIONS, Options
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.policies import NAMED, as_policy
 from celery_singleton_lock.testing import assert_free, assert_held
-from celery_singleton_lock.worker.outcome import policy_of
+from celery_singleton_lock.worker.decision import policy_of
 from tests.pairs import NEEDS, PAIRS, VALUES, Pair, completed, options_of, refused_in
 from tests.unit import test_execution
 from tests.unit.test_execution import Store, raising, renew_due
