@@ -40,8 +40,8 @@ class SingletonMixin:
             `lock_key`, one of which is needed, exclude each other. Default: none.
         lock_limit: how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as
             `lock_key` does, and returns that number. Default: `1`.
-        on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"run_once_more"`, `"replace"`, a policy object, or a
-            callable `(task, holder) -> policy`. Default: `"skip"`.
+        on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"join"`, `"run_once_more"`, `"replace"`, a policy
+            object, or a callable `(task, holder) -> policy`. Default: `"skip"`.
         lock_from: when the lock is acquired: at the `"start"` of the body, or at `"publish"`. Default: `"start"`.
         lock_until: when the lock is released: at the `"finish"` of the body, or at its `"start"` (only with
             `lock_from="publish"`). Default: `"finish"`.

@@ -24,7 +24,16 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 #: Seconds of the hour in tests.
 HOUR = 3.0
 #: What the recipes call: each records that it began and ended, and does what a test's flags say.
-STAND_INS = ("send_report", "download_rates", "delete_old_rows", "build_index", "roll_out", "save", "render")
+STAND_INS = (
+    "send_report",
+    "download_rates",
+    "delete_old_rows",
+    "build_index",
+    "render_report",
+    "roll_out",
+    "save",
+    "render",
+)
 
 
 class ByTheClock(schedule):  # type: ignore[misc]
@@ -49,8 +58,8 @@ def run_page(conf: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def _stand_in(recorder: Recorder, name: str) -> Callable[..., None]:
-    def work(*args: Any) -> None:
+def _stand_in(recorder: Recorder, name: str) -> Callable[..., str]:
+    def work(*args: Any) -> str:
         tag = "-".join((name, *map(str, args[:1])))
         recorder.note(tag, "start", id=current_task.request.id, args=args)
         if recorder.is_raised(f"{tag}.die"):
@@ -61,6 +70,7 @@ def _stand_in(recorder: Recorder, name: str) -> Callable[..., None]:
         if recorder.is_raised(f"{tag}.fail"):
             raise OSError(tag)
         recorder.note(tag, "end", args=args)
+        return tag
 
     return work
 

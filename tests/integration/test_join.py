@@ -196,6 +196,7 @@ def test_redelivered_duplicate(env: WorkerEnvironment) -> None:
     with env.captured_messages() as messages:
         other = joiner(env)
     env.redeliver(messages[0])
+    until(lambda: 2 == len(duplicates(env, "join", other)), "both follow")
     env.let_go()
     assert ["held", "held"] == [env.get(first), env.get(other)]
     env.finish(other.id)

@@ -206,6 +206,20 @@ class TestImportFile:
         assert 3 == env.get(page.import_file.delay(env.tag))
 
 
+def test_report_for(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """A second click while a report is made gets the first one's report; a click after that makes another one."""
+    tag = f"render_report-{env.tag}"
+    recorder.raise_flag(f"{tag}.hold")
+    first = page.report_for.delay(env.tag)
+    until(lambda: starts(recorder, tag), "the report is made")
+    second = page.report_for.delay(env.tag)
+    env.worker.wait_for_lines(f"[{second.id}]", f"follows task {first.id}")
+    recorder.lower_flag(f"{tag}.hold")
+    assert [tag, tag] == [env.get(first), env.get(second)]
+    assert tag == env.get(page.report_for.delay(env.tag))
+    assert 2 == len(starts(recorder, tag))
+
+
 def test_convert(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
     """A file that kills its process is tried three times, and then its message fails."""
     tag = f"render-{env.tag}"

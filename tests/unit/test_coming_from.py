@@ -16,9 +16,6 @@ from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
 from celery_singleton_lock.policies import NAMED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMING_FROM.md"
-#: Policies and fields that the page mentions and that are yet to come. It shrinks, until it is empty.
-PLANNED: dict[str, set[str]] = {"Join": set()}
-
 CLASSES = {type(policy).__name__: type(policy) for policy in NAMED.values()} | {"MaxStarts": MaxStarts}
 FIELDS = {name: {field.name for field in fields(cls)} for name, cls in CLASSES.items()}
 #: Each system's table, as rows of three cells.
@@ -40,9 +37,9 @@ def check_option(name: str, value: ast.expr) -> None:
 
 
 def check_call(call: ast.Call) -> None:
-    if isinstance(call.func, ast.Name) and call.func.id in FIELDS.keys() | PLANNED.keys():
+    if isinstance(call.func, ast.Name) and call.func.id in FIELDS:
         named = {str(keyword.arg) for keyword in call.keywords}
-        assert named <= FIELDS.get(call.func.id, PLANNED.get(call.func.id, set()))
+        assert named <= FIELDS[call.func.id]
     else:
         check_name(ast.unparse(call.func))
 
@@ -80,8 +77,3 @@ def test_rows() -> None:
     assert all(len(row) == 3 for rows in SYSTEMS for row in rows)
     assert all(row[2] for rows in SYSTEMS for row in rows if row[1] == "–")
     assert all(len(row) == 2 for row in MISSING)
-
-
-def test_planned() -> None:
-    """A policy that exists is no longer in the list of those to come."""
-    assert set() == PLANNED.keys() & CLASSES.keys()

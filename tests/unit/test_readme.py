@@ -76,7 +76,7 @@ def test_blocks(names: Names) -> None:
     """Each block is run by one of the tests below."""
     marks = (
         *(FIRST, LEASE, "lock_limit=", "DjangoTask", "def by_age", "lock_lost.connect", "memory_store"),
-        *(PUBLISH, CALL, GROUP, "rebuild_index", "quiet=", "def preview", "max_starts="),
+        *(PUBLISH, CALL, GROUP, "rebuild_index", "quiet=", 'on_duplicate="join"', "def preview", "max_starts="),
     )
     names.run()
 

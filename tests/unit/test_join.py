@@ -1,0 +1,54 @@
+"""The policy Join: which duplicates follow their holder, and for how long."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import ConfigurationError, Holder, Join, RetryLater
+from celery_singleton_lock.policies.decisions import Duplicate, Fail, Follow
+from celery_singleton_lock.worker.join import refuse_unreadable_results
+
+
+@pytest.mark.parametrize(("waited", "delay"), [(0.0, 0.2), (1.0, 0.5), (10.0, 5.0), (100.0, 10.0)])
+def test_delay(waited: float, delay: float) -> None:
+    """A delay is half of the time waited so far, within bounds."""
+    assert Follow(delay) == Join().decide(Duplicate(Holder("a"), waited=waited))
+
+
+def test_max_wait() -> None:
+    """The last look is when `max_wait` is over; then the duplicate fails."""
+    policy = Join(max_wait=6.0)
+    assert Follow(1.0) == policy.decide(Duplicate(Holder("a"), waited=5.0))
+    assert Fail() == policy.decide(Duplicate(Holder("a"), waited=6.0))
+    assert isinstance(Join(math.inf).decide(Duplicate(Holder("a"), waited=1e9)), Follow)
+
+
+def test_own_retry() -> None:
+    """A task's own retry is postponed as by `RetryLater()`."""
+    decision = Join().decide(Duplicate(Holder("a"), own_retry=True))
+    assert type(decision) is type(RetryLater().decide(Duplicate(Holder("a"), own_retry=True)))
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, "60", None, True])
+def test_bad_values(value: Any) -> None:
+    """A value out of range is refused."""
+    with pytest.raises(ConfigurationError, match="max_wait"):
+        Join(max_wait=value)
+
+
+@pytest.mark.parametrize(("backend", "is_refused"), [(None, True), ("rpc://", True), ("redis://localhost/1", False)])
+def test_result_backend(backend: str | None, is_refused: bool) -> None:
+    """A task whose results workers cannot read is refused, with its name and its backend."""
+    app = Celery(broker="memory://", backend=backend, set_as_current=False)
+
+    @app.task(shared=False, name="report")
+    def task() -> None: ...
+
+    if not is_refused:
+        return refuse_unreadable_results(task)
+    with pytest.raises(ConfigurationError, match=r"task report: .*(disabled|rpc)://"):
+        refuse_unreadable_results(task)
