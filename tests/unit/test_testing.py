@@ -131,7 +131,7 @@ def test_policies_can_be_tested(make_app: MakeApp) -> None:
 
 
 def native_threads() -> set[str]:
-    """Return the ids of this process's threads, including those unknown to `threading`. Those of earlier tests may end at any time."""
+    """Return the ids of this process's threads, those unknown to `threading` included."""
     return set(os.listdir("/proc/self/task"))
 
 
