@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn
 
-from celery.exceptions import Ignore, WorkerLostError
-from celery.states import READY_STATES, RETRY, SUCCESS
+from celery.exceptions import Ignore, Retry, WorkerLostError
+from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
@@ -28,6 +28,8 @@ from celery_singleton_lock.worker.republish import retry_state_of, signature_of
 _SHORTEST_FREE = 1.0
 #: State of a task whose result could not be read now.
 _UNKNOWN = ""
+#: What Celery stores for a task whose worker died, or has ended it in a cold shutdown (as RETRY, without a message to come).
+_VANISHED = (WorkerLostError, Retry)
 
 
 class Joined(NamedTuple):
@@ -130,7 +132,9 @@ def _result(task: Any, request: Any, task_id: str) -> Joined | str:
         logger.warning("Task %s[%s]: the result of %s could not be read: %s", task.name, request.id, task_id, failure)
         return _UNKNOWN
     state, result = str(found["status"]), found["result"]
-    if state not in READY_STATES or isinstance(result, WorkerLostError):
+    if isinstance(result, _VANISHED):
+        return PENDING
+    if state not in READY_STATES:
         return state
     logger.info("Task %s[%s] ends as task %s did: %s", task.name, request.id, task_id, state)
     if state != SUCCESS:

@@ -74,9 +74,10 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
     bodies = bodies_of(events)
     _kill(bodies, faults)
     lost = [event for event in events if event["what"] == "lost"]
+    told = [*lost, *(event for event in events if event["what"] == "stopped")]
     found = [
         *_reused(bodies),
-        *_overlaps(events, bodies, lost, faults, limits),
+        *_overlaps(events, bodies, told, faults, limits),
         *_lost_without_fault(events, bodies, lost, faults, limits),
         *_promises(events, bodies, faults),
         *_leases(events, bodies, faults, limits),
@@ -168,7 +169,7 @@ def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
 
 
 def _overlaps(
-    events: Sequence[Event], bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits
+    events: Sequence[Event], bodies: Sequence[Body], told: Sequence[Event], faults: list[Fault], limits: Limits
 ) -> Iterator[Violation]:
     had = _seen(events, "take", "renew")
     for others, newest in crowds(bodies):
@@ -181,7 +182,7 @@ def _overlaps(
             excuse = _excuse(first, second, held, faults, limits)
             if excuse is None:
                 unexcused.append(f"{first.signature}, {first.key}: {first} and {second}")
-            elif not _told(first, second, excuse, lost, faults, limits):
+            elif not _knows(first, second, excuse, told, faults, limits):
                 untold.append(f"{first.signature}, {first.key}: {first} was never told of {second}")
         room = newest.limit - 1  # for others beside it
         yield from (Violation("overlap", text) for text in (unexcused if len(unexcused) > room else ()))
@@ -213,9 +214,11 @@ def _endangered(held: float, fault: Fault, limits: Limits) -> tuple[float, float
     return begin, end
 
 
-def _told(first: Body, second: Body, excuse: Fault, lost: Sequence[Event], faults: list[Fault], limits: Limits) -> bool:
+def _knows(
+    first: Body, second: Body, excuse: Fault, told: Sequence[Event], faults: list[Fault], limits: Limits
+) -> bool:
     by = _awake(first.pid, max(excuse.until, second.start), faults) + limits.heal + limits.slack
-    return first.end < by or any(event["run"] == first.run and event["at"] <= by for event in lost)
+    return first.end < by or any(event["run"] == first.run and event["at"] <= by for event in told)
 
 
 def _awake(pid: int, at: float, faults: list[Fault]) -> float:

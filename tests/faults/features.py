@@ -6,6 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
+from celery.exceptions import Retry, WorkerLostError
 from celery.result import AsyncResult
 
 from tests.faults.harness import Worker, WorkerEnvironment
@@ -112,6 +113,54 @@ class Latest(Feature):
             assert [self.met[-1].id] == self.ran()
 
 
+class Newest(Feature):
+    """The last message runs once the holder has ended, which is asked to stop; the others are skipped."""
+
+    name = "replace"
+
+    def meet(self) -> None:
+        self.met = self.env.line_up(self.name, self.name, 2, expect="run after", queue=OTHER)
+        self.env.wait("stopped", run=self.bodies[0]["run"])
+
+    def check(self) -> None:
+        results = [result.get(timeout=30) for result in self.met]
+        assert results[-1] == "slept"
+        if not self.had("empty", "outage"):
+            assert [None, "slept"] == results
+            assert [self.met[-1].id] == self.ran()
+
+
+class Joined(Feature):
+    """Messages end as the holder ends; one of them runs if it has vanished, or after its lease has expired."""
+
+    name = "join"
+
+    def meet(self) -> None:
+        self.met = [self.env.send(self.name, self.name, queue=OTHER) for _ in range(2)]
+        for result in self.met:
+            self.env.wait("duplicate", task_id=result.id)
+
+    def next_start(self) -> float:
+        return 0.0
+
+    def check(self) -> None:
+        holder = AsyncResult(self.bodies[0]["task_id"], app=self.env.app)
+        ends = {self._end(result) for result in self.met}
+        if self.had("stop", "outage", "empty"):
+            assert ends <= {"held", "slept"}
+        elif not holder.ready() or isinstance(holder.result, (WorkerLostError, Retry)):
+            assert ends == {"slept"}
+        else:
+            assert ends == {self._end(holder)}
+
+    def _end(self, result: AsyncResult) -> str:
+        """Return the value of a result, or the name of its error."""
+        try:
+            return str(result.get(timeout=30))
+        except Exception as error:
+            return type(error).__name__
+
+
 class Several(Feature):
     """A message waits until one of several holders has ended."""
 
@@ -169,7 +218,7 @@ class AtPublish(Feature):
         assert after.id != self.bodies[0]["task_id"]
 
 
-FEATURES: tuple[type[Feature], ...] = (InLine, OnceMore, Latest, Several, SeveralInLine, AtPublish)
+FEATURES: tuple[type[Feature], ...] = (InLine, OnceMore, Latest, Newest, Joined, Several, SeveralInLine, AtPublish)
 
 
 class Row:

@@ -54,6 +54,8 @@ WORK = (
     Work("wait", "once unless killed", 2, tags=3, burst=3),
     Work("late-once-more", "run after", 2, tags=2),
     Work("late-latest", "run after", 2, tags=2),
+    Work("late-replace", "run after", 2, tags=2),
+    Work("late-join", "decided in peace", 2, tags=2),
     Work("late-limit", "once in peace", 2, tags=1, burst=5),
     Work("late-limit-wait", "once in peace", 2, tags=1, burst=5),
     Work("publish-limit", "once unless killed", 1, tags=1, burst=4),

@@ -19,7 +19,18 @@ from typing import Any
 from celery import Celery, Task
 from celery.signals import task_received
 
-from celery_singleton_lock import LockLost, Raise, RetryLater, RunOnceMore, SingletonTask, Skip, Wait, signals
+from celery_singleton_lock import (
+    Join,
+    LockLost,
+    Raise,
+    Replace,
+    RetryLater,
+    RunOnceMore,
+    SingletonTask,
+    Skip,
+    Wait,
+    signals,
+)
 from tests.faults.ledger import Ledger, name_of, now
 
 #: Maximum seconds that a body waits for its test.
@@ -300,6 +311,9 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, name, on_duplicate=policy)
         _register(app, f"late-{name}", on_duplicate=policy, **LATE)
         _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
+    for name, policy in (("replace", Replace(grace=120)), ("join", Join())):
+        _register(app, name, on_duplicate=policy)
+        _register(app, f"late-{name}", on_duplicate=policy, **LATE)
     _register(app, "publish", on_duplicate=Skip(), lock_from="publish")
     _register(app, "publish-retry", on_duplicate=SOON, lock_from="publish")
     for name, policy in (("limit", SOON), ("limit-wait", Wait())):
@@ -346,7 +360,11 @@ def record_signals(app: Celery) -> None:
 
         return note
 
-    signals.lock_lost.connect(of_lease("lost"), weak=False)
+    def lost(lease: Any, **arguments: Any) -> None:
+        """Record a loss, or that the holder is to stop: then it keeps its lock."""
+        of_lease("stopped" if lease._state.stopped and not lease._state.lost else "lost")(lease)
+
+    signals.lock_lost.connect(lost, weak=False)
     signals.lock_acquired.connect(of_lease("acquired"), weak=False)
     signals.lock_released.connect(of_lease("released"), weak=False)
     signals.duplicate.connect(lambda key, task_id, **_: ledger.note("duplicate", key=key, task_id=task_id), weak=False)
