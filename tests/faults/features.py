@@ -198,7 +198,7 @@ class AtPublish(Feature):
     def meet(self) -> None:
         (body,) = self.bodies
         assert body["task_id"] == self.env.send(self.name, self.name, queue=OTHER).id
-        self.met = [self.env.send(self.name, self.waiting, expect="once in peace", queue=LATER)]
+        self.met = [self.env.send(self.name, self.waiting, expect="decided in peace", queue=LATER)]
         assert self.met[0].id == self.env.send(self.name, self.waiting, queue=OTHER).id
 
     def next_start(self) -> float:
