@@ -261,3 +261,14 @@ def test_storm(env: WorkerEnvironment) -> None:
     last_start = env.starts()[-1]["at"]
     assert last_start is not None
     assert_one_at_a_time(env)
+
+
+def test_pending_run_that_expires(env: WorkerEnvironment) -> None:
+    """A pending run that expires leaves the line at that moment, so that a later call runs after the holder."""
+    first = env.hold("once_more")
+    (expired,) = enqueue(env, "once_more", 1, expires=2.0)
+    env.wait_for_state(expired, "REVOKED", timeout=10.0)
+    (last,) = enqueue(env, "once_more", 1)
+    env.let_go()
+    assert ["held", "done"] == [env.get(first), env.get(last)]
+    assert [first.id, last.id] == order(env)
