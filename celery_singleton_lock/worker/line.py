@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.canvas import Signature
@@ -117,11 +118,10 @@ def handle_copy(
     """
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
-    digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    limit = config.limit(args, kwargs)
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
-    wanted.place = place_of(task, request, config.options.on_duplicate)
-    try:
+    wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
+    try:  # the user's functions may raise, and the parameters may have changed
+        wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
+        wanted.place = place_of(task, request, config.options.on_duplicate)
         result = store.acquire(wanted)
         counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED) and not _runs(request, result)
         if counts and _seconds_left(state.expires) <= 0:
@@ -174,7 +174,9 @@ def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockS
 
 def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> NoReturn:
     """Store FAILURE for a message that nobody would publish any more."""
-    logger.error("Task %s[%s] waited in line and could not be published: %s", task.name, request.id, failure)
+    logger.error(
+        "Task %s[%s] waited in line and could neither go on nor be published: %s", task.name, request.id, failure
+    )
     task.backend.mark_as_failure(request.id, failure, request=request)
     try:
         store.leave(wanted, retry_state_of(request).ticket)
