@@ -119,6 +119,21 @@ def test_expiry(env: WorkerEnvironment) -> None:
     assert expired.id not in order(env)
 
 
+def test_revocation_by_stamp(env: WorkerEnvironment) -> None:
+    """A waiting message that is revoked by a stamp ends as REVOKED; its copies are not revoked instead of it."""
+    first = env.hold("wait_short_ttl")
+    stamp = env.tag
+    options = {"stamped_headers": ["of"], "of": stamp, "headers": {"stamped_headers": ["of"], "stamps": {"of": stamp}}}
+    (revoked,) = enqueue(env, "wait_short_ttl", 1, **options)
+    env.app.control.revoke_by_stamped_headers({"of": [stamp]}, reply=True, timeout=2.0)
+    before = time.monotonic()
+    until(lambda: time.monotonic() > before + 4.0, "its place is lost, if no copy keeps it")
+    env.let_go()
+    env.get(first)
+    env.wait_for_state(revoked, "REVOKED", timeout=5.0)
+    assert [first.id] == order(env)
+
+
 def test_copy_that_cannot_be_published(env: WorkerEnvironment) -> None:
     """If the broker takes no messages when a duplicate is about to wait, the duplicate fails with that error."""
     env.hold("wait_long")
