@@ -75,7 +75,8 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
-    state = state._replace(ticket=state.ticket or os.urandom(8).hex())
+    asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
+    state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
     hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
     delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl, decision.within)
     delay = shortened(task.app, max(_SHORTEST, min(delay, _seconds_left(request.expires))))
@@ -98,7 +99,6 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         terminate(task, request, result.holder)
     message = _text(_started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
-    asked = wanted.place or place
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
 
 

@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_singleton_lock import RunOnceMore, Wait
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import LeaseRequest, Place
+from celery_singleton_lock.testing import hold
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.unit.test_task import deliver
 
@@ -69,3 +74,25 @@ def test_limit_that_fails(singleton: Singleton, app: Celery) -> None:
 
     assert from_copy(task) is None
     assert isinstance(app.AsyncResult("id-1").result, KeyError)
+
+
+def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None:
+    """A message that finds no room and then waits under another policy has one ticket, so that it does not run twice."""
+    chosen: list[Any] = [Wait(), RunOnceMore()]
+
+    def choose(task: Any, holder: Any) -> Any:
+        if len(chosen) == 2:  # another one joins at this moment
+            place = Place("other", room=1, next_copy=1.0, due=60.0)
+            wanted = LeaseRequest(config.base, config.digest((), {}), "other", 60.0, "other", place=place)
+            assert context_of(app).store.acquire(wanted).is_waiting
+        return chosen.pop()
+
+    @singleton(name="x", on_duplicate=choose)
+    def task() -> None: ...
+
+    config = config_for(task)
+    with hold(task), app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        assert "IGNORED" == deliver(task).info.state
+        copies = [queue.get_nowait().headers[RETRY_STATE_HEADER]["ticket"] for _ in range(queue.qsize())]
+    assert (2, 1) == (len(copies), len(set(copies)))
