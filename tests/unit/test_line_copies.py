@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import hold
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
+from tests.servers import free_port
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -96,3 +98,14 @@ def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None
         assert "IGNORED" == deliver(task).info.state
         copies = [queue.get_nowait().headers[RETRY_STATE_HEADER]["ticket"] for _ in range(queue.qsize())]
     assert (2, 1) == (len(copies), len(set(copies)))
+
+
+def test_store_away_after_a_long_wait(singleton: Singleton, app: Celery) -> None:
+    """If the store is unreachable when a message's turn comes, the message is retried, however long it waited in line."""
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+
+    @singleton(name="x", on_duplicate=Wait(max_wait=math.inf))
+    def task() -> None: ...
+
+    waited = TICKET._replace(waited=7200.0)._asdict()
+    assert "RETRY" == deliver(task, headers={RETRY_STATE_HEADER: waited}).info.state
