@@ -90,7 +90,8 @@ class MemoryStore(Records):
         if wanted.limit and record is None:
             is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
         if place.quiet:
-            if not place.ticket and (record is None or record.token not in (wanted.token, protocol.LINE_TOKEN)):
+            is_reserved = record is not None and record.token == protocol.LINE_TOKEN and not line.quiet
+            if not place.ticket and not is_reserved and (record is None or record.token != wanted.token):
                 line.disturb(place)
             is_turn = is_turn and not line.quiet
         return is_turn

@@ -43,11 +43,12 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return body()
     config = config_of_call(task, lock_options_of(request))
     options = config.options
-    if not options.singleton:
+    waiting = retry_state_of(request)
+    if not (options.singleton or waiting.ticket):  # what waits in line is run once by the line alone
         return body()
     supervised = delivery_of(request).supervised
     execution.context = context = context_of(task.app, single=supervised)
-    if retry_state_of(request).stands_for:
+    if waiting.stands_for:
         handle_copy(task, request, config, context.store, args, kwargs)
     wanted = LeaseRequest(
         config.base,
@@ -64,7 +65,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
     )
-    if joined := join(task, request, options, context.store, wanted):
+    if waiting.follows and (joined := join(task, request, options, context.store, wanted)):
         return joined.result
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)

@@ -8,6 +8,7 @@ a holder releases its lock a moment before its result is stored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore, Retry, WorkerLostError
@@ -83,8 +84,6 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         Exception: the error of the task that it follows.
     """
     state = retry_state_of(request)
-    if not state.follows:
-        return None
     found = _result(task, request, state.follows)
     if isinstance(found, Joined):
         return found
@@ -127,11 +126,12 @@ def _result(task: Any, request: Any, task_id: str) -> Joined | str:
         Exception: the task's error.
     """
     try:
-        found = task.backend.get_task_meta(task_id)
+        found: Mapping[str, Any] = task.backend.get_task_meta(task_id)
     except Exception as failure:
         logger.warning("Task %s[%s]: the result of %s could not be read: %s", task.name, request.id, task_id, failure)
         return _UNKNOWN
-    state, result = str(found["status"]), found["result"]
+    state: str = found["status"]
+    result = found["result"]
     if isinstance(result, _VANISHED):
         return PENDING
     if state not in READY_STATES:

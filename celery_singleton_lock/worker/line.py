@@ -8,10 +8,12 @@ copy. It is dropped once the message has started. Message, copies and place in l
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.canvas import Signature
@@ -45,6 +47,8 @@ _json: Any = json  # untyped in Kombu
 MAX_MESSAGE = 64 * 1024
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0
+#: Shortest such time.
+_SHORTEST = 0.01
 
 
 def place_of(task: Any, request: Any, policy: Any) -> Place | None:
@@ -64,17 +68,18 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. A holder that was
-    asked to stop long ago is terminated.
+    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. It ends when the
+    message expires. A holder that was asked to stop long ago is terminated.
 
     The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
     every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
-    state = state._replace(ticket=state.ticket or os.urandom(8).hex())
+    asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
+    state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
     hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
     delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl, decision.within)
-    delay = shortened(task.app, delay)
+    delay = shortened(task.app, max(_SHORTEST, min(delay, _seconds_left(request.expires))))
     following = state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,
@@ -94,7 +99,6 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         terminate(task, request, result.holder)
     message = _text(_started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
-    asked = wanted.place or place
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
 
 
@@ -114,13 +118,19 @@ def handle_copy(
     """
     state = retry_state_of(request)
     request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
-    digest, ttl = config.digest(args, kwargs), config.options.lock_ttl
-    limit = config.limit(args, kwargs)
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, ttl, request.id, queued=True, limit=limit)
-    wanted.place = place_of(task, request, config.options.on_duplicate)
-    try:
+    wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
+    try:  # the user's functions may raise, and the parameters may have changed
+        wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
+        wanted.place = place_of(task, request, config.options.on_duplicate)
         result = store.acquire(wanted)
-        if result.status is AcquireStatus.HELD and not _runs(request, result) and not _has_expired(state):
+        counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED) and not _runs(request, result)
+        if counts and _seconds_left(state.expires) <= 0:
+            state = state._replace(ticket="")  # the worker that receives the message stores REVOKED
+            store.leave(wanted, retry_state_of(request).ticket)
+            if result.status is AcquireStatus.GRANTED:
+                store.release(wanted, success=None)
+                wake(task, store, wanted)  # the next in line
+        elif counts and result.status is AcquireStatus.HELD:
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
@@ -136,7 +146,7 @@ def handle_copy(
         goes_on = wanted.place and wanted.place.room and result.is_waiting
         if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
             raise Ignore("waits in line, or has started")
-    _publish_message(task, request, wanted, store)
+    _publish_message(task, request, wanted, store, state)
 
 
 def _runs(request: Any, result: AcquireResult) -> bool:
@@ -145,16 +155,16 @@ def _runs(request: Any, result: AcquireResult) -> bool:
     return holder is not None and holder.task_id == request.id and holder.state == "running"
 
 
-def _has_expired(state: RetryState) -> bool:
-    """Tell whether the message has expired: the worker that receives it stores REVOKED then."""
-    expires = maybe_iso8601(state.expires) if state.expires else None
-    return expires is not None and expires.timestamp() <= time.time()
+def _seconds_left(expires: Any) -> float:
+    """Return the seconds until a message expires: infinity if it never does."""
+    time_of = maybe_iso8601(expires) if expires else None
+    return time_of.timestamp() - time.time() if time_of else math.inf
 
 
-def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
+def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState) -> NoReturn:
     """Publish the message that a delayed copy stands for, and end the copy."""
     try:
-        _started_by(task, request, retry_state_of(request)).apply_async()
+        _started_by(task, request, state).apply_async()
     except Exception as failure:
         if task.acks_late:
             raise Reject(failure, requeue=True) from failure
@@ -164,7 +174,9 @@ def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockS
 
 def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> NoReturn:
     """Store FAILURE for a message that nobody would publish any more."""
-    logger.error("Task %s[%s] waited in line and could not be published: %s", task.name, request.id, failure)
+    logger.error(
+        "Task %s[%s] waited in line and could neither go on nor be published: %s", task.name, request.id, failure
+    )
     task.backend.mark_as_failure(request.id, failure, request=request)
     try:
         store.leave(wanted, retry_state_of(request).ticket)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery.exceptions import Ignore
@@ -128,7 +130,10 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
     if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error
     if reaction == "retry":
-        _, decision = decide(task, request, retry_policy_of(options), AcquireResult(AcquireStatus.HELD))
+        policy = retry_policy_of(options)
+        if wanted.place and wanted.place.ticket:  # the time in line does not count
+            policy = replace(policy, max_wait=math.inf)
+        _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
             run_later(task, request, decision.delay, error, wanted.place)
         raise error

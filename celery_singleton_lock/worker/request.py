@@ -13,6 +13,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
 from celery_singleton_lock.worker.supervisor import Supervisor
 
 
@@ -47,7 +48,12 @@ class DeliveryMixin:
                 logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
 
     def revoked(self: Any) -> bool:
-        """Tell whether the message was revoked or has expired; then no worker will start it, so its reservation ends."""
+        """Tell whether the message was revoked or has expired; then no worker will start it, so its reservation ends.
+
+        A delayed copy has the stamps of the message that waits in line. It is not revoked, but publishes that message, which is.
+        """
+        if (self._request_dict.get(RETRY_STATE_HEADER) or {}).get("stands_for"):
+            return False
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:

@@ -101,6 +101,24 @@ def test_each_wait_has_its_own_end(backing: Backing, calls: Calls) -> None:
     assert HELD is calls.copy("b").status
 
 
+def test_newcomers_after_the_end_of_the_holder(backing: Backing, calls: Calls) -> None:
+    """Newcomers prolong the quiet time also when the holder has ended within it; once it is over, they do not."""
+    calls.join("a")
+    backing.wait(11)
+    calls.copy("a")
+    holder, _ = calls.start("a")
+    calls.join("b")
+    assert calls.store.release(holder, success=True) == Waiting.LINE
+    backing.wait(6)
+    assert calls.newcomer("c").quiet == pytest.approx(10, abs=0.5)
+    backing.wait(6)
+    assert HELD is calls.copy("b").status
+    backing.wait(4.5)
+    assert GRANTED is calls.copy("b").status
+    assert 0 == calls.newcomer("d").quiet
+    assert GRANTED is calls.start("b")[1].status
+
+
 def test_end_of_the_holder(backing: Backing, calls: Calls) -> None:
     """The holder's end starts the head only if the quiet time is over; until then the lock is nobody's."""
     calls.join("a")

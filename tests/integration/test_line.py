@@ -119,6 +119,21 @@ def test_expiry(env: WorkerEnvironment) -> None:
     assert expired.id not in order(env)
 
 
+def test_revocation_by_stamp(env: WorkerEnvironment) -> None:
+    """A waiting message that is revoked by a stamp ends as REVOKED; its copies are not revoked instead of it."""
+    first = env.hold("wait_short_ttl")
+    stamp = env.tag
+    options = {"stamped_headers": ["of"], "of": stamp, "headers": {"stamped_headers": ["of"], "stamps": {"of": stamp}}}
+    (revoked,) = enqueue(env, "wait_short_ttl", 1, **options)
+    env.app.control.revoke_by_stamped_headers({"of": [stamp]}, reply=True, timeout=2.0)
+    before = time.monotonic()
+    until(lambda: time.monotonic() > before + 4.0, "its place is lost, if no copy keeps it")
+    env.let_go()
+    env.get(first)
+    env.wait_for_state(revoked, "REVOKED", timeout=5.0)
+    assert [first.id] == order(env)
+
+
 def test_copy_that_cannot_be_published(env: WorkerEnvironment) -> None:
     """If the broker takes no messages when a duplicate is about to wait, the duplicate fails with that error."""
     env.hold("wait_long")
@@ -261,3 +276,14 @@ def test_storm(env: WorkerEnvironment) -> None:
     last_start = env.starts()[-1]["at"]
     assert last_start is not None
     assert_one_at_a_time(env)
+
+
+def test_pending_run_that_expires(env: WorkerEnvironment) -> None:
+    """A pending run that expires leaves the line at that moment, so that a later call runs after the holder."""
+    first = env.hold("once_more")
+    (expired,) = enqueue(env, "once_more", 1, expires=2.0)
+    env.wait_for_state(expired, "REVOKED", timeout=10.0)
+    (last,) = enqueue(env, "once_more", 1)
+    env.let_go()
+    assert ["held", "done"] == [env.get(first), env.get(last)]
+    assert [first.id, last.id] == order(env)

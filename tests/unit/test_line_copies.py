@@ -1,0 +1,111 @@
+"""Delayed copies of messages that wait in line, when the task has changed meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import RunOnceMore, Wait
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.store.protocol import LeaseRequest, Place
+from celery_singleton_lock.testing import hold
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
+from tests.servers import free_port
+from tests.unit.test_task import deliver
+
+Singleton = Callable[..., Any]
+TICKET = RetryState(ticket="t", copy=1.0)
+COPY = {RETRY_STATE_HEADER: TICKET._replace(stands_for="id-1")._asdict()}
+
+
+@pytest.fixture(autouse=True)
+def _forget_results(app: Celery) -> None:
+    """All apps of a process share the results in memory."""
+    app.backend.client.cache.clear()
+
+
+def from_copy(task: Any, *args: Any) -> Any:
+    """Deliver a copy; return the message that it publishes, None if it publishes none."""
+    with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        assert "IGNORED" == deliver(task, *args, task_id="copy", headers=COPY).info.state
+        return queue.get_nowait() if queue.qsize() else None
+
+
+def test_singleton_switched_off(singleton: Singleton, app: Celery) -> None:
+    """Messages that wait while `singleton_singleton` becomes False run once, under their own task id; others are plain."""
+    ran = []
+    app.conf.singleton_singleton = False
+
+    @singleton(name="x", on_duplicate="wait", bind=True)
+    def task(self: Any) -> None:
+        ran.append((self.request.id, self.lease.protected))
+
+    message = from_copy(task)
+    assert [] == ran
+    assert "id-1" == message.headers["id"]
+    deliver(task, headers={RETRY_STATE_HEADER: message.headers[RETRY_STATE_HEADER]})
+    assert from_copy(task) is None
+    deliver(task, task_id="id-2")
+    assert [("id-1", True), ("id-2", False)] == ran
+
+
+def test_arguments_that_do_not_fit_any_more(singleton: Singleton, app: Celery) -> None:
+    """A message in line whose signature cannot be made any more fails under its own task id."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    assert from_copy(task, "one too many") is None
+    assert isinstance(app.AsyncResult("id-1").result, TypeError)
+
+
+def test_limit_that_fails(singleton: Singleton, app: Celery) -> None:
+    """A message in line whose `lock_limit` raises an error fails under its own task id."""
+
+    def limit() -> int:
+        raise KeyError("plan")
+
+    @singleton(name="x", on_duplicate="wait", lock_limit=limit)
+    def task() -> None: ...
+
+    assert from_copy(task) is None
+    assert isinstance(app.AsyncResult("id-1").result, KeyError)
+
+
+def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None:
+    """A message that finds no room and then waits under another policy has one ticket, so that it does not run twice."""
+    chosen: list[Any] = [Wait(), RunOnceMore()]
+
+    def choose(task: Any, holder: Any) -> Any:
+        if len(chosen) == 2:  # another one joins at this moment
+            place = Place("other", room=1, next_copy=1.0, due=60.0)
+            wanted = LeaseRequest(config.base, config.digest((), {}), "other", 60.0, "other", place=place)
+            assert context_of(app).store.acquire(wanted).is_waiting
+        return chosen.pop()
+
+    @singleton(name="x", on_duplicate=choose)
+    def task() -> None: ...
+
+    config = config_for(task)
+    with hold(task), app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        assert "IGNORED" == deliver(task).info.state
+        copies = [queue.get_nowait().headers[RETRY_STATE_HEADER]["ticket"] for _ in range(queue.qsize())]
+    assert (2, 1) == (len(copies), len(set(copies)))
+
+
+def test_store_away_after_a_long_wait(singleton: Singleton, app: Celery) -> None:
+    """If the store is unreachable when a message's turn comes, the message is retried, however long it waited in line."""
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+
+    @singleton(name="x", on_duplicate=Wait(max_wait=math.inf))
+    def task() -> None: ...
+
+    waited = TICKET._replace(waited=7200.0)._asdict()
+    assert "RETRY" == deliver(task, headers={RETRY_STATE_HEADER: waited}).info.state
