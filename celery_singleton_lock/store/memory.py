@@ -112,7 +112,10 @@ class MemoryStore(Records):
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
         with self._mutex:
-            self._line(wanted).use(ticket, "")
+            line, record = self._line(wanted), self._find(wanted.lock)
+            if record and record.token == protocol.LINE_TOKEN and line.head() == ticket:
+                record.woken = False
+            line.use(ticket, "")
 
     def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""

@@ -229,7 +229,7 @@ class LockStore(Protocol):
         """
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
-        """Take a message out of the line, and have its copies dropped; return nothing."""
+        """Take a message out of the line, and have its copies dropped; return nothing. If it was woken, the next one may be."""
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         """Return who holds this lock, or None.

@@ -133,7 +133,7 @@ def _result(task: Any, request: Any, task_id: str) -> Joined | str:
     state: str = found["status"]
     result = found["result"]
     if isinstance(result, _VANISHED):
-        return PENDING
+        return str(PENDING)
     if state not in READY_STATES:
         return state
     logger.info("Task %s[%s] ends as task %s did: %s", task.name, request.id, task_id, state)

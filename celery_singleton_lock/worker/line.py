@@ -24,6 +24,7 @@ from kombu.exceptions import OperationalError
 from kombu.utils import json
 
 from celery_singleton_lock.config.task_config import TaskConfig
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
@@ -183,6 +184,17 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
     except StoreError as error:
         logger.warning("Task %s[%s] could not leave the line: %s", task.name, request.id, error)
     raise Ignore("the message that waited in line has failed")
+
+
+def leave_line(
+    task: Any, config: TaskConfig, state: RetryState, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Take a message that no worker will start out of the line, and wake the next one if it was its turn."""
+    store = context_of(task.app).store
+    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    store.leave(wanted, state.ticket)
+    wake(task, store, wanted)
 
 
 def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:

@@ -13,7 +13,8 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.worker.line import leave_line
+from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
 
 
@@ -48,18 +49,23 @@ class DeliveryMixin:
                 logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
 
     def revoked(self: Any) -> bool:
-        """Tell whether the message was revoked or has expired; then no worker will start it, so its reservation ends.
+        """Tell whether the message was revoked or has expired; then its reservation and its place in line end.
 
         A delayed copy has the stamps of the message that waits in line. It is not revoked, but publishes that message, which is.
         """
-        if (self._request_dict.get(RETRY_STATE_HEADER) or {}).get("stands_for"):
+        state = retry_state_of(self._request_dict)
+        if state.stands_for:
             return False
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
                 free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)
+                if state.ticket:
+                    leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
-                logger.warning("Task %s[%s]: its reservation could not be released: %s", self.name, self.id, error)
+                logger.warning(
+                    "Task %s[%s]: its reservation or its place in line remains: %s", self.name, self.id, error
+                )
         return is_revoked
 
     def _config(self: Any) -> TaskConfig:

@@ -253,6 +253,21 @@ def test_leaving(deliveries: Deliveries) -> None:
     assert "message b" == deliveries.store.wake(holder)
 
 
+def test_woken_message_leaves(deliveries: Deliveries) -> None:
+    """If a message leaves that was woken, as it is revoked, the next one can be woken."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    deliveries.store.release(holder, success=True)
+    assert "message a" == deliveries.store.wake(holder)
+    deliveries.store.leave(holder, "ticket b")
+    assert "" == deliveries.store.wake(holder)
+    deliveries.join("c")
+    deliveries.store.leave(holder, "ticket a")
+    assert "message c" == deliveries.store.wake(holder)
+    assert "" == deliveries.store.wake(holder)
+
+
 def test_all_have_left(deliveries: Deliveries) -> None:
     """If all messages have left the line before the holder's end, the lock is free after it."""
     holder = deliveries.held()

@@ -119,6 +119,20 @@ def test_expiry(env: WorkerEnvironment) -> None:
     assert expired.id not in order(env)
 
 
+def test_revoked_messages(env: WorkerEnvironment) -> None:
+    """Messages that are revoked while they wait end as REVOKED when it is their turn, and the next one starts at once."""
+    first = env.hold("wait_long")
+    *revoked, last = enqueue(env, "wait_long", 4)
+    for result in revoked:
+        env.app.control.revoke(result.id, destination=[env.worker.hostname()], reply=True, timeout=2.0)
+    env.let_go()
+    begun = time.monotonic()
+    assert "done" == env.get(last)
+    assert time.monotonic() < begun + 10  # the lock is reserved for a minute
+    assert ["REVOKED"] * 3 == [env.wait_for_state(result, "REVOKED") for result in revoked]
+    assert [first.id, last.id] == order(env)
+
+
 def test_revocation_by_stamp(env: WorkerEnvironment) -> None:
     """A waiting message that is revoked by a stamp ends as REVOKED; its copies are not revoked instead of it."""
     first = env.hold("wait_short_ttl")

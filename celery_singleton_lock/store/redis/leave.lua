@@ -1,6 +1,9 @@
--- Takes a message out of the line. Its copies are dropped from now on.
--- KEYS  1 line   2 waiting   3 used (see acquire_line.lua)
+-- Takes a message out of the line. Its copies are dropped from now on. If it was woken, the next one may be (see wake.lua).
+-- KEYS  1 line   2 waiting   3 used (see acquire_line.lua)   4 lock
 -- ARGV  1 ticket   2 for how long (ms) copies are dropped
+if redis.call('HGET', KEYS[4], 'token') == 'queued:line' and redis.call('ZRANGE', KEYS[1], 0, 0)[1] == ARGV[1] then
+  redis.call('HDEL', KEYS[4], 'woken')
+end
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1] .. ':due', ARGV[1] .. ':copy', ARGV[1] .. ':task', ARGV[1] .. ':message')
 local time = redis.call('TIME')

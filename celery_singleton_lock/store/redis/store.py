@@ -80,7 +80,8 @@ class RedisStore:
         return str(self._run(call, timeout))
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
-        self._run(_call("leave", line_keys(wanted.base, wanted.digest), (ticket, _ms(COPY_TTL))), timeout)
+        keys = (*line_keys(wanted.base, wanted.digest), wanted.lock)
+        self._run(_call("leave", keys, (ticket, _ms(COPY_TTL))), timeout)
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:
