@@ -108,6 +108,8 @@ class SingletonMixin:
     def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Publish the task, as `celery.Task.apply_async` does; with ``lock_from="publish"``, acquire its lock first.
 
+        The result's attribute `duplicate` is the `Holder` that the call met, or None.
+
         Arguments:
             lock_options: options for this call alone: a dict of `on_duplicate`, `lock_ttl`, `lock_key`, `on_lock_lost`
                 and `on_store_error`.
@@ -122,7 +124,10 @@ class SingletonMixin:
         send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
         if not more and options.get("task_id") is None and is_locked_at_publish(self):
             return publish(self, args or (), kwargs or {}, options, send)
-        return send()
+        result = send()
+        if result is not None:  # as a task class of the user's may return
+            result.duplicate = None
+        return result
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task in this process, as `celery.Task.apply` does; `lock_options` is as for `apply_async`."""
@@ -168,11 +173,14 @@ class SingletonMixin:
     def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
         """Revoke the lock of a call from its holder, the oldest of several, who is notified; return who that was.
 
+        The starts that were counted for `max_starts` are forgotten, also if nobody holds the lock.
+
         Raises:
             StoreError: the store is unreachable, or refused.
         """
         config = config_for(self)
-        return context_of(self.app).store.revoke(config.base, *config.lock_keys(args, kwargs))
+        starts = config.starts_key(args, kwargs)
+        return context_of(self.app).store.revoke(config.base, *config.lock_keys(args, kwargs), starts)
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Have each delivery get a token. Celery calls this in a worker for each of its tasks."""

@@ -18,6 +18,7 @@ from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.signature.arguments import Parameters
 from celery_singleton_lock.signature.canonical import digest, escaped
 from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
+from celery_singleton_lock.store.protocol import starts_key
 
 _ATTRIBUTE = "_singleton_config"
 _SAME_WORK = ("unique_on", "lock_key")
@@ -45,6 +46,10 @@ class TaskConfig:
                 self.check_call(*args, **kwargs)
             raise
         return digest(form)
+
+    def starts_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Return the key of the starts of a call's signature that count for `max_starts`, "" if none do."""
+        return starts_key(self.base, self.digest(args, kwargs)) if self.options.max_starts is not None else ""
 
     def lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:
         """Return the keys of a call's lock and of its set of slots, "" if it has none."""

@@ -199,8 +199,9 @@ class MemoryStore(Records):
         slot = min(held, key=lambda slot: held[slot].fence, default=0)
         return f"{lock}:{slot}" if slot else lock
 
-    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "") -> Holder | None:
         with self._mutex:
+            self._records.pop(starts, None)
             lock = self._oldest(lock) if slots else lock
             record = self._find(lock)
             if record:

@@ -92,7 +92,7 @@ class LeaseRequest:
     @property
     def starts(self) -> str:
         """The key of the starts that count for `max_starts`."""
-        return f"{self.base}:starts:{self.digest}"
+        return starts_key(self.base, self.digest)
 
     def ended_starts(self, success: bool | None) -> str:
         """Tell which starts count no more after a release: "" for none, "own" for this token's, or "all"."""
@@ -101,6 +101,11 @@ class LeaseRequest:
         if self.max_starts.count == "crashed" or success is None:
             return "own"
         return "all" if success else ""
+
+
+def starts_key(base: str, digest: str) -> str:
+    """Return the key of a signature's starts that count for `max_starts`."""
+    return f"{base}:starts:{digest}"
 
 
 def task_keys(base: str) -> tuple[str, str, str]:
@@ -237,10 +242,10 @@ class LockStore(Protocol):
         With the key of a set of slots: the oldest holder of these and of `lock`, which is slot 0.
         """
 
-    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "") -> Holder | None:
         """Take the lock that `holder` would look at from its holder, who will find it lost, and return that holder, or None.
 
-        It is sent once only: a second call could hit the next holder.
+        Forget the counted starts, if their key is given. It is sent once only: a second call could hit the next holder.
         """
 
     def eviction_policy(self) -> str:

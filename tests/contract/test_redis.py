@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
     "revoke": lambda store, lease_request: store.revoke(lease_request.base, lease_request.lock),
+    "revoke_starts": lambda store, lease_request: store.revoke(lease_request.base, lease_request.lock, "", "starts"),
     "eviction_policy": lambda store, lease_request: store.eviction_policy(),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())

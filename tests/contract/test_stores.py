@@ -801,6 +801,18 @@ def test_start_of_a_killed_child_counts(store: LockStore, lease_request: MakeReq
     assert store.acquire(lease_request(max_starts=CRASHED)).status is AcquireStatus.TOO_MANY_STARTS
 
 
+@each_count
+def test_revoking_forgets_starts(backing: Backing, lease_request: MakeRequest, limit: MaxStarts) -> None:
+    """Also where nobody holds the lock; without their key, starts stay."""
+    for _ in range(3):
+        status = crash(backing, one := lease_request(max_starts=limit))
+    assert status is AcquireStatus.TOO_MANY_STARTS
+    assert backing.store.revoke(one.base, one.lock) is None
+    assert backing.store.acquire(one).status is AcquireStatus.TOO_MANY_STARTS
+    assert backing.store.revoke(one.base, one.lock, "", one.starts) is None
+    assert granted(backing.store, one)
+
+
 @pytest.mark.parametrize("success", [True, False, None])
 def test_crashed_does_not_count_ends(backing: Backing, lease_request: MakeRequest, success: bool | None) -> None:
     """Under `crashed` a release takes its own start out, also after the lock was lost; other starts stay."""

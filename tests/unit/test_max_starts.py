@@ -120,6 +120,22 @@ def test_unsuccessful(singleton: Singleton, store: Store, clock: MovableClock) -
     assert ["ran"] == ends(task, 1)
 
 
+def test_force_unlock_forgets_starts(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+    """After `force_unlock` a refused signature starts again; that of another call stays refused."""
+
+    @singleton(name="x", max_starts=MaxStarts(1, count="unsuccessful"))
+    def task(a: int) -> None:
+        raise ValueError("failed")
+
+    def states() -> list[str]:
+        return [type(task.apply((a,)).result).__name__ for a in (1, 2)]
+
+    assert ["ValueError"] * 2 == states()
+    assert ["TooManyStarts"] * 2 == states()
+    assert task.force_unlock(1) is None
+    assert ["ValueError", "TooManyStarts"] == states()
+
+
 @pytest.mark.parametrize("count", ["crashed", "unsuccessful"])
 def test_unanswered_acquire_is_no_start(singleton: Singleton, store: Store, count: str) -> None:
     """A start that the store noted without an answer does not count: no body ran."""

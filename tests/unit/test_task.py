@@ -1026,3 +1026,16 @@ def test_token_is_no_task_id_and_never_shown(singleton: Singleton) -> None:
     assert deliver(task).info is None
     assert 2 == len(set(tokens))
     assert "id-1" not in tokens
+
+
+@pytest.mark.parametrize("lock_from", ["start", "publish"])
+def test_eager_calls_have_no_duplicate(make_app: MakeApp, lock_from: str) -> None:
+    """The result of a call has `duplicate` in eager mode, too: users' tests run the code that asks for it."""
+    app = make_app(singleton_lock_url="memory://", task_always_eager=True)
+
+    @app.task(base=SingletonTask, name="x", lock_from=lock_from)
+    def task() -> str:
+        return "ran"
+
+    result = task.delay()
+    assert ("ran", None) == (result.get(), result.duplicate)

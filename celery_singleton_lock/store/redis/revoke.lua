@@ -4,6 +4,7 @@
 -- ARGV  1 how long (ms) at least the token counts as revoked
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
 --@limit
+--@starts
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
 if not holder[1] then return false end
 local time = redis.call('TIME')

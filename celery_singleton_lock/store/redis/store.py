@@ -93,8 +93,9 @@ class RedisStore:
         reply = self._run(_call("holder", (lock,), (), _oldest_parts(slots)))
         return _holder(reply) if reply else None
 
-    def revoke(self, base: str, lock: str, slots: str = "") -> Holder | None:
-        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),), _oldest_parts(slots))
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "") -> Holder | None:
+        parts = (*_oldest_parts(slots), *((Part("starts", (starts,)),) if starts else ()))
+        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),), parts)
         reply = self._run(call, once=True)
         return _holder(reply) if reply else None
 

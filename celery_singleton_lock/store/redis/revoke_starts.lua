@@ -1,0 +1,2 @@
+-- KEYS starts
+redis.call('DEL', starts) -- see acquire_starts.lua
