@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from types import TracebackType
 from typing import Any
@@ -12,8 +13,9 @@ from benchmarks.stage import Stage
 from benchmarks.worker import Worker
 from tests.servers import until
 
-#: Commands of peers that use no scripts.
-_PLAIN = ("set", "setnx", "setex", "get", "del")
+#: Store calls of this library, and of peers. What scripts do is counted by the same names as what the peers send.
+SCRIPTS = ("eval", "evalsha")
+PLAIN_COMMANDS = ("set", "setnx", "setex", "get", "del", "exists", *SCRIPTS)
 #: Seconds without any message or store call after which a storm is over.
 CALM = 1.2
 #: Longest time in seconds that a storm may take.
@@ -26,10 +28,11 @@ class Overlaps:
     Arguments:
         stage: whose servers it uses.
         places: how many bodies at once.
+        commands: which commands count as store calls.
     """
 
-    def __init__(self, stage: Stage, places: int) -> None:
-        self._stage = stage
+    def __init__(self, stage: Stage, places: int, commands: Sequence[str] = SCRIPTS) -> None:
+        self._stage, self._commands = stage, commands
         self._app = overlap_app.make(stage.broker.url(), stage.store.url())
         self._worker = Worker(stage, "prefork", places, app="benchmarks.overlap_app")
         #: When the last message or store call was seen.
@@ -45,8 +48,8 @@ class Overlaps:
         self._worker.__exit__(kind, error, trace)
         self._app.close()
 
-    def warm_up(self) -> None:
-        """Wait until the worker runs bodies."""
+    def catch_up(self) -> None:
+        """Wait until the worker has handled what was sent before: it handles messages in order."""
         self.send(overlap_app.PLAIN, 1, 0.0)
         self.settle(1)
 
@@ -54,7 +57,7 @@ class Overlaps:
         """Publish calls of a kind of task, whose bodies take some seconds."""
         task = self._app.tasks[f"overlap.{kind}"]
         for _ in range(count):
-            task.apply_async((seconds,), queue=self._worker.queue)
+            task.apply_async((seconds, "same"), queue=self._worker.queue)
 
     def settle(self, runs: int) -> list[tuple[float, float]]:
         """Wait for so many runs; return their starts and ends, in order, and forget them."""
@@ -64,14 +67,14 @@ class Overlaps:
         client.delete(RUNS)
         return sorted((start, end) for start, end in found)
 
-    def wait_for_calm(self, over: bool = False) -> None:
-        """Wait until nothing happens any more; `over`: and no lock is left."""
+    def wait_for_calm(self, *left: Callable[[], Any]) -> None:
+        """Wait until nothing happens any more, no message is in the queue, and none of these counts is left."""
         seen, begin = None, perf_counter()
         while perf_counter() < begin + LONGEST:
             now = (*self.counts(), self.runs())
             if now != seen:
                 seen, self.last_event = now, perf_counter()
-            elif perf_counter() > self.last_event + CALM and not self._is_busy(over):
+            elif perf_counter() > self.last_event + CALM and not any(count() for count in (self.queued, *left)):
                 break
             sleep(0.02)
 
@@ -80,18 +83,23 @@ class Overlaps:
         return int(self._stage.broker_client.llen(RUNS))
 
     def counts(self) -> tuple[int, int]:
-        """Return how many messages were published, and how many calls the store has had.
+        """Return how many messages were published, and how many calls the store has had."""
+        found = self._stage.client.info("commandstats")
+        return _calls(self._stage.broker_client.info("commandstats"), "lpush"), sum(
+            _calls(found, name) for name in self._commands
+        )
 
-        Scripts count once; what they do would be counted by the same names as what the peers send.
-        """
-        store, scripts = self._stage.client, ("eval", "evalsha")
-        calls = sum(_calls(store, name) for name in scripts) or sum(_calls(store, name) for name in _PLAIN)
-        return _calls(self._stage.broker_client, "lpush"), calls
+    def queued(self) -> int:
+        """Return how many messages are in the queue."""
+        return int(self._stage.broker_client.llen(self._worker.queue))
 
-    def _is_busy(self, over: bool) -> bool:
-        if self._stage.broker_client.llen(self._worker.queue):
-            return True
-        return over and any(self._stage.client.scan_iter("*:lock:*"))
+    def received(self) -> int:
+        """Return how many messages the worker has received and not acknowledged, such as those with a delay."""
+        return int(self._stage.broker_client.hlen("unacked"))
+
+    def locks(self) -> int:
+        """Return how many locks of this library there are."""
+        return sum(1 for _ in self._stage.client.scan_iter("*:lock:*"))
 
     def memory(self) -> int:
         """Return the memory of lines, in bytes."""
@@ -99,6 +107,5 @@ class Overlaps:
         return sum(self._stage.client.memory_usage(key) or 0 for key in keys)
 
 
-def _calls(client: Any, command: str) -> int:
-    """Return how often a server has run a command."""
-    return int(client.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+def _calls(statistics: Any, command: str) -> int:
+    return int(statistics.get(f"cmdstat_{command}", {}).get("calls", 0))

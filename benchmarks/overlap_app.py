@@ -46,7 +46,7 @@ def make(broker: str, store: str) -> Celery:
         stores = {"ignore_result": name != "join"}
         app.task(_body, name=f"overlap.{name}", shared=False, base=SingletonTask, unique_on=[], **stores, **options)
     bases = base_classes()
-    for name, options in ((ONCE, {"once": {"keys": [], "graceful": True}}), (SINGLETON, {"unique_on": []})):
+    for name, options in ((ONCE, {"once": {"keys": [], "graceful": True}}), (SINGLETON, {"unique_on": ["same"]})):
         if name in bases:
             app.task(_body, name=f"overlap.{name}", shared=False, base=bases[name], **options)
     app.finalize(auto=True)
@@ -58,7 +58,7 @@ def _client() -> Any:
     return Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)
 
 
-def _body(seconds: float = 0.0) -> None:
+def _body(seconds: float = 0.0, same: str = "") -> None:
     start = time.monotonic()
     if seconds < 0:
         _client().blpop([OPEN])
