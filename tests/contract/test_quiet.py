@@ -155,3 +155,18 @@ def test_latest_call(backing: Backing, calls: Calls) -> None:
 def test_lost_data(backing: Backing, calls: Calls) -> None:
     """If the store has lost the quiet time, the copy of the message that waits starts it."""
     assert GRANTED is calls.copy("a").status
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the second one runs at once, too: only its first request, before that run, asked for quiet"
+)
+def test_two_newcomers_once_it_is_over(backing: Backing, calls: Calls) -> None:
+    """Of two newcomers that meet after `max_quiet`, one runs at once, and the other one waits for a quiet time of its own."""
+    calls.join("a", replace=True)
+    backing.wait(26)
+    assert [HELD, HELD] == [calls.newcomer(name).status for name in ("b", "c")]
+    more = {"room": 1, "replace": True, "next_copy": 1.5, "due": 60.0}
+    first = calls.request("b", "ticket b", **more)
+    assert GRANTED is calls.store.acquire(first).status
+    calls.store.release(first, success=True)
+    assert HELD is calls.store.acquire(calls.request("c", "ticket c", **more)).status

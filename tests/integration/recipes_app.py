@@ -29,8 +29,12 @@ STAND_INS = (
     "download_rates",
     "delete_old_rows",
     "build_index",
+    "write_to_books",
+    "draw",
+    "show",
     "render_report",
     "roll_out",
+    "write_file",
     "save",
     "render",
 )

@@ -31,9 +31,9 @@ def queues(env: WorkerEnvironment) -> dict[str, str]:
     return {pool: env.worker_of(pool).worker_queue for pool in POOLS}
 
 
-def most_at_once(env: WorkerEnvironment) -> int:
-    """Return how many bodies of the test's tag ran at once."""
-    steps = sorted((event["at"], {"start": 1, "end": -1}[event["what"]]) for event in env.events()
+def most_at_once(env: WorkerEnvironment, tag: str | None = None) -> int:
+    """Return how many bodies of a tag ran at once."""
+    steps = sorted((event["at"], {"start": 1, "end": -1}[event["what"]]) for event in env.events(tag=tag)
                    if event["what"] in ("start", "end"))  # fmt: skip
     running, most = 0, 0
     for _, step in steps:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, states
+from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockLost, TooManyStarts
 from tests.integration.conftest import forget_results
@@ -19,13 +22,28 @@ from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorker, WorkerSpec
 from tests.integration.recipes_app import BLOCKS, HOUR, run_page
 from tests.integration.recorder import Event, Recorder
+from tests.integration.test_limit import most_at_once
+from tests.integration.test_line import in_line
+from tests.integration.test_replace import reason
 from tests.servers import Process, until
+
+#: Webhooks in a storm. Each costs three deliveries, so 10,000 take minutes.
+EVENTS = 1_000
+#: Seconds of the quiet time of `update_customer`.
+QUIET = HOUR / 3
 
 
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
-    """One worker, which runs the page's code."""
-    return (WorkerSpec(program=("-m", "celery", "-A", "tests.integration.recipes_app")),)
+    """Two workers, which run the page's code; the second one does one thing at a time."""
+    program = ("-m", "celery", "-A", "tests.integration.recipes_app")
+    return [WorkerSpec(program=program), WorkerSpec("solo", 1, program=program, log_level="WARNING")]
+
+
+@pytest.fixture
+def own_queue(local_workers: list[LocalWorker]) -> str:
+    """The queue of the second worker, where a test delays no message of the beats, and messages start in order."""
+    return local_workers[1].worker_queue()
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +88,20 @@ def beats_since(
 def starts(recorder: Recorder, tag: str) -> list[Event]:
     """Return the starts of a stand-in."""
     return recorder.events(tag, "start")
+
+
+def is_over(env: WorkerEnvironment, task: Any, queue: str) -> bool:
+    """Tell whether no message is left in a queue and its worker, and no lock and no line of a task in the store."""
+    worker = next(node for node in env.setup.worker_cluster if node.worker_queue == queue).hostname()
+    base, _, digest = task.lock_key_for(env.tag, 0).partition(":lock:")
+    with contextlib.closing(env.store()) as client:
+        if client.exists(queue, f"{base}:lock:{digest}", f"{base}:line:{digest}"):
+            return False
+        inspect = env.app.control.inspect([worker], timeout=2.0)
+        left = [(ask() or {worker: [None]})[worker] for ask in (inspect.scheduled, inspect.reserved, inspect.active)]
+        fields = set(client.hkeys(f"{base}:waiting:{digest}"))
+        lasting = {key for key in client.keys(f"{base}*") if client.ttl(key) < 0}
+    return not any(left) and fields <= {b"quiet_until", b"quiet_latest"} and lasting <= {f"{base}:fence".encode()}
 
 
 def skipped(env: WorkerEnvironment, task: Any, *args: Any) -> None:
@@ -156,6 +188,69 @@ def test_rebuild_index(env: WorkerEnvironment, page: SimpleNamespace, recorder: 
     recorder.lower_flag("build_index.hold")
     env.get(pending)
     assert [first.id, pending.id] == [start["id"] for start in starts(recorder, "build_index")]
+
+
+class TestUpdateCustomer:
+    def test_storm(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder, own_queue: str) -> None:
+        """Of many events at most one runs for each quiet time, at the end the last one, and nothing is left of the others."""
+        begun = time.monotonic()
+        for event in range(EVENTS):
+            page.update_customer.apply_async((env.tag, event), queue=own_queue)
+        until(lambda: is_over(env, page.update_customer, own_queue), "all is over", 90, 0.2)
+        runs = starts(recorder, f"write_to_books-{env.tag}")
+        events = [run["args"][1] for run in runs]
+        assert EVENTS - 1 == events[-1]
+        assert sorted(set(events)) == events
+        assert len(runs) <= 1 + (runs[-1]["at"] - begun) / QUIET
+
+    def test_trickle(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """Events that never stop do not postpone the run for longer than an hour, and it has one of the last."""
+        tag, begun = f"write_to_books-{env.tag}", time.monotonic()
+        events = itertools.count()
+
+        def runs() -> list[Event]:
+            page.update_customer.delay(env.tag, next(events))
+            return starts(recorder, tag)
+
+        first, *_ = until(runs, "a run", 3 * HOUR, 0.1)
+        assert 0.9 * HOUR < first["at"] - begun < 2 * HOUR
+        assert first["args"][1] > 10
+
+
+class TestPreview:
+    def test_newer_version(self, env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+        """A newer version stops the older one soon, and runs after it; the older one is revoked, and shows nothing."""
+        drawn, shown = f"draw-{env.tag}", f"show-{env.tag}"
+        recorder.raise_flag(f"{drawn}.hold")
+        results = []
+        for version in range(3):
+            called = time.monotonic()
+            results.append(page.preview.delay(env.tag, version))
+            until(lambda: len(starts(recorder, drawn)) > version, f"version {version} is drawn")  # noqa: B023
+            assert starts(recorder, drawn)[-1]["at"] - called < 2.5
+        recorder.lower_flag(f"{drawn}.hold")
+        assert env.get(results[2]) is None
+        assert [f"replaced by task {newer.id}" for newer in results[1:]] == [reason(env, one) for one in results[:2]]
+        assert isinstance(env.error(results[0]), TaskRevokedError)
+        assert [0, 1, 2] == [start["args"][1] for start in starts(recorder, drawn)]
+        assert [2] == [start["args"][1] for start in starts(recorder, shown)]
+
+
+def test_exports(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
+    """Of seven exports by two tasks three run at once, and all run; those of another customer do not wait."""
+    tag, other = f"write_file-{env.tag}", env.other_tag("customer")
+    recorder.raise_flag(f"{tag}.hold")
+    results = []
+    for year in range(2020, 2027):
+        results.append(page.export_orders.delay(env.tag, year) if year % 2 else page.export_invoices.delay(env.tag))
+    until(lambda: in_line(env, page.export_invoices.name) == 4, "four wait")
+    env.get(page.export_orders.delay(other, 2020))
+    env.get(page.export_invoices.delay(other))
+    assert 3 == len(starts(recorder, tag))
+    recorder.lower_flag(f"{tag}.hold")
+    for result in results:
+        env.get(result)
+    assert (3, 7) == (most_at_once(env, tag), len(starts(recorder, tag)))
 
 
 def test_deploy(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
