@@ -70,6 +70,7 @@ class MemoryStore(Records):
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
                 line.use(place.ticket, str(place.copy))
+                line.quiet_latest = line.quiet_latest if not place.quiet else 0.0
             return None
         if not place.room and line.is_outdated(place):
             return AcquireResult(AcquireStatus.DROPPED)
@@ -91,7 +92,8 @@ class MemoryStore(Records):
             is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
         if place.quiet:
             is_reserved = record is not None and record.token == protocol.LINE_TOKEN and not line.quiet
-            if not place.ticket and not is_reserved and (record is None or record.token != wanted.token):
+            is_newcomer = not place.ticket or (place.room and not line.quiet_latest)
+            if is_newcomer and not is_reserved and (record is None or record.token != wanted.token):
                 line.disturb(place)
             is_turn = is_turn and not line.quiet
         return is_turn

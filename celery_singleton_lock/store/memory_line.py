@@ -47,7 +47,7 @@ class Line:
 
     def disturb(self, place: Place) -> None:
         """Begin the quiet time anew, for a newcomer."""
-        if not self.waiting:
+        if not (self.waiting and self.quiet_latest):
             self.quiet_latest = self.clock() + place.max_quiet
         self.quiet_until = min(self.clock() + place.quiet, self.quiet_latest)
 

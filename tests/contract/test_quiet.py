@@ -157,9 +157,6 @@ def test_lost_data(backing: Backing, calls: Calls) -> None:
     assert GRANTED is calls.copy("a").status
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the second one runs at once, too: only its first request, before that run, asked for quiet"
-)
 def test_two_newcomers_once_it_is_over(backing: Backing, calls: Calls) -> None:
     """Of two newcomers that meet after `max_quiet`, one runs at once, and the other one waits for a quiet time of its own."""
     calls.join("a", replace=True)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from celery import current_task
+from celery import _state, current_task
 from celery.schedules import schedule
 
 from tests.integration.recorder import Recorder
@@ -55,7 +55,9 @@ def run_page(conf: dict[str, Any]) -> dict[str, Any]:
     names |= {"__name__": __name__, "read_lines": lambda file: [f"{file} {number}" for number in range(3)]}
     code, count = re.subn(r"^HOUR = 3600\.0$", f"HOUR = {HOUR}", "\n".join(BLOCKS), flags=re.MULTILINE)
     assert 1 == count
+    finalizers = set(_state._on_app_finalizers)
     exec(compile(code, str(PAGE), "exec"), names)
+    _state._on_app_finalizers.intersection_update(finalizers)  # which would add these tasks to every app of the process
     names["app"].conf.update(conf)
     for entry in names["app"].conf.beat_schedule.values():
         entry["schedule"] = ByTheClock(HOUR)

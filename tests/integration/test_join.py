@@ -147,6 +147,8 @@ def test_canvas(env: WorkerEnvironment) -> None:
     one = chain(env.job("join").s(env.tag), follower.s(env.tag)).delay()
     until_duplicate(env, "join", one.parent)
     two = chord([env.job("join").s(env.tag), env.job("join").s(env.tag)], follower.s(env.tag)).delay()
+    for member in two.parent:
+        until_duplicate(env, "join", member)
     env.let_go()
     assert ["held", "held", ["held", "held"]] == [env.get(first), env.get(one), env.get(two)]
     assert [first.id] == order(env)

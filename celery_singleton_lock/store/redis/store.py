@@ -179,7 +179,9 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     if place.quiet:
         quiet = (_ms(place.quiet), _ms(place.max_quiet))
         parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
-    return parts if wanted.queued else [*parts, Part("started")]
+    if not wanted.queued:
+        parts += [Part("started"), *([Part("calm")] if place.quiet else [])]
+    return parts
 
 
 def _release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None) -> ScriptCall:
