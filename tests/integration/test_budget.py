@@ -138,6 +138,7 @@ class Duplicate(NamedTuple):
         logged: a part of the log line that tells that it is decided, or stands in line.
         decided: the commands until then.
         afterwards: the commands from the holder's release on, which is not in them, until nothing is left of the duplicate.
+        look: the commands of each delivery between the first and the last, where their number depends on the time.
         options: of the call.
         holders: how many bodies hold the signature.
     """
@@ -146,6 +147,7 @@ class Duplicate(NamedTuple):
     logged: str
     decided: str
     afterwards: str = ""
+    look: str = ""
     options: dict[str, Any] = {}  # noqa: RUF012 - never changed
     holders: int = 1
 
@@ -157,16 +159,16 @@ DUPLICATES = {
     "skip": Duplicate("long", "skipped", "acquire"),
     "raise": Duplicate("raising", "failed as a duplicate", "acquire"),
     "retry": Duplicate(
-        "retry", "waits", "acquire", "acquire release", {"on_duplicate": RetryLater(delay=1.0, jitter=0.0)}
+        "retry", "waits", "acquire", "acquire release", "acquire", {"on_duplicate": RetryLater(delay=0.5, backoff=1.0)}
     ),
     "wait": Duplicate("wait_long", "waits in line", "acquire acquire", FROM_THE_LINE),
     "run_once_more": Duplicate("once_more", "waits in line", "acquire acquire", FROM_THE_LINE),
-    "join": Duplicate("join", "follows", "acquire"),  # and one for each look at its holder
+    "join": Duplicate("join", "follows", "acquire", look="holder"),
     "replace": Duplicate("replace", "waits in line", "acquire acquire", FROM_THE_LINE),
     "lock_limit=3": Duplicate("limit", "skipped", "acquire", options={"on_duplicate": "skip"}, holders=3),
     "lock_limit=3, wait": Duplicate("limit_wait_long", "waits in line", "acquire acquire", FROM_THE_LINE, holders=3),
     'lock_from="publish", wait': Duplicate(
-        "publish", "waits in line", "acquire acquire acquire", FROM_THE_LINE, {"on_duplicate": "wait"}
+        "publish", "waits in line", "acquire acquire acquire", FROM_THE_LINE, options={"on_duplicate": "wait"}
     ),
 }
 #: Policy -> the commands of a duplicate at its publish, and how many messages are sent.
@@ -224,7 +226,7 @@ def wait_until_idle(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
 
 def test_every_policy_is_counted() -> None:
     """Each policy that has a name is in the tables."""
-    assert set(NAMED) <= set(DUPLICATES)
+    assert {DUPLICATES[policy].job for policy in NAMED} <= set(RUNS)
     assert set(NAMED) == set(PUBLISHED)
 
 
@@ -248,19 +250,20 @@ def test_commands_of_a_duplicate(env: WorkerEnvironment, queue: str, own_store: 
         result = env.job(cost.job).apply_async((env.tag,), queue=queue, **options)
         node.wait_for_lines(result.id, cost.logged)
         decided = scripts_of(monitor.so_far())
-        if name == "join":
+        if cost.look:
             node.wait_for_lines(result.id, "received", count=3)
         env.let_go(holders[0].id)
         env.get(holders[0])
         result.get(timeout=20, propagate=False)
         wait_until_idle(env, node)
+    env.let_go()
+    for holder in holders:
+        env.get(holder)
     assert cost.decided.split() == decided
     afterwards = scripts_of(monitor.commands)[len(decided) :]
     afterwards.remove("release")  # the holder's
-    looks = (
-        len(node.lines(result.id, "received")) - 2 if name == "join" else 0
-    )  # without the first and the last delivery
-    assert [*cost.afterwards.split(), *["holder"] * looks] == afterwards
+    looks = len(node.lines(result.id, "received")) - 2 if cost.look else 0
+    assert [*[cost.look] * looks, *cost.afterwards.split()] == afterwards
 
 
 @pytest.mark.parametrize("queue", ["prefork"], indirect=True)
