@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands, cycle, duplicate, idle, imports, keys, memory, path, pools, storm, sweep
+from benchmarks import commands, cycle, duplicate, idle, imports, keys, memory, path, pools, scripts, storm, sweep
 from benchmarks.picture import svg_of
 from benchmarks.report import Section, json_of, text_of
 from benchmarks.stage import Stage, stage
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Section]] = {
     "i-imports": imports.run,
     "j-idle": idle.run,
     "k-storm": storm.run,
+    "l-scripts": scripts.run,
 }
 DISTRIBUTIONS = ("celery", "redis", "hiredis", "gevent", "celery-once", "celery-singleton", "python-redis-lock")
 

@@ -8,6 +8,8 @@ import threading
 
 import redis
 
+from tests.servers import until
+
 
 class Monitor:
     """Records the commands that clients send to a server, without those inside scripts.
@@ -59,6 +61,13 @@ class Monitor:
     def commands(self) -> list[str]:
         """The recorded commands so far."""
         return [command for sender, command in self._lines if sender != self._marker]
+
+    def so_far(self) -> list[str]:
+        """Return the commands that the server has received by now."""
+        word = secrets.token_hex(8)
+        self._client.echo(word)
+        self._marker = until(lambda: [sender for sender, command in self._lines if word in command], "the echo")[0]
+        return self.commands
 
     def where(self, *words: str) -> list[int]:
         """Return the positions of the commands that contain all of these words."""

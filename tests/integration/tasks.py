@@ -76,6 +76,14 @@ def _hold(task: Task, tag: str, seconds: float) -> str:
     return "held"
 
 
+def _hold_own(task: Task, tag: str, seconds: float) -> str:
+    """Wait until this body is let go, or all bodies of the tag."""
+    recorder, end = recorder_of(task.app), time.monotonic() + HOLD
+    while time.monotonic() < end and not any(recorder.is_raised(f"{name}.go") for name in (tag, task.request.id)):
+        time.sleep(0.02)
+    return "held"
+
+
 def _hold_raise(task: Task, tag: str, seconds: float) -> str:
     _hold(task, tag, seconds)
     raise Boom(tag)
@@ -255,6 +263,7 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
     function.__name__[1:]: function
     for function in (
         _hold,
+        _hold_own,
         _hold_raise,
         _hold_watching,
         _obey,

@@ -1,16 +1,21 @@
-"""The store commands of a task: two when it runs, one when it is a duplicate, and no new connection."""
+"""The store commands of a task: two when it runs, one when it is a duplicate, and no new connection.
+
+The commands of each policy are in three tables: `RUNS`, `DUPLICATES` and `PUBLISHED`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 import redis
 
+from celery_singleton_lock import DuplicateTask, RetryLater
+from celery_singleton_lock.policies import NAMED
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.monitor import Monitor
-from tests.integration.nodes import WorkerSpec
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import RedisServer, until
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
@@ -104,3 +109,206 @@ def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: Red
     until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
     assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(b":fence")]
     client.close()
+
+
+# -- the commands of each policy -------------------------------------------------------------------
+
+#: Seconds after which the delayed copy of a message in line comes.
+TTL = 2.0
+#: A job of each policy, and of other options -> the commands of a run without a duplicate.
+RUNS = {
+    "long": "acquire release",
+    "raising": "acquire release",
+    "retry": "acquire release",
+    "wait_long": "acquire release",
+    "once_more": "acquire release",
+    "join": "acquire release",
+    "replace": "acquire release",
+    "limit": "acquire release",
+    "limit_wait_long": "acquire release",
+    "publish": "acquire acquire release",  # the first one in the publisher
+}
+
+
+class Duplicate(NamedTuple):
+    """What a duplicate costs.
+
+    Arguments:
+        job: its task.
+        logged: a part of the log line that tells that it is decided, or stands in line.
+        decided: the commands until then.
+        afterwards: the commands from the holder's release on, which is not in them, until nothing is left of the duplicate.
+        look: the commands of each delivery between the first and the last, where their number depends on the time.
+        options: of the call.
+        holders: how many bodies hold the signature.
+    """
+
+    job: str
+    logged: str
+    decided: str
+    afterwards: str = ""
+    look: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    holders: int = 1
+
+
+#: The holder's end names the message that it starts. The last acquire is the delayed copy's, which is dropped.
+FROM_THE_LINE = "wake acquire release acquire"
+#: Policy, or options -> what a duplicate costs that finds its signature held.
+DUPLICATES = {
+    "skip": Duplicate("long", "skipped", "acquire"),
+    "raise": Duplicate("raising", "failed as a duplicate", "acquire"),
+    "retry": Duplicate(
+        "retry", "waits", "acquire", "acquire release", "acquire", {"on_duplicate": RetryLater(delay=0.5, backoff=1.0)}
+    ),
+    "wait": Duplicate("wait_long", "waits in line", "acquire acquire", FROM_THE_LINE),
+    "run_once_more": Duplicate("once_more", "waits in line", "acquire acquire", FROM_THE_LINE),
+    "join": Duplicate("join", "follows", "acquire", look="holder"),
+    "replace": Duplicate("replace", "waits in line", "acquire acquire", FROM_THE_LINE),
+    "lock_limit=3": Duplicate("limit", "skipped", "acquire", options={"on_duplicate": "skip"}, holders=3),
+    "lock_limit=3, wait": Duplicate("limit_wait_long", "waits in line", "acquire acquire", FROM_THE_LINE, holders=3),
+    'lock_from="publish", wait': Duplicate(
+        "publish", "waits in line", "acquire acquire acquire", FROM_THE_LINE, options={"on_duplicate": "wait"}
+    ),
+}
+#: Policy -> the commands of a duplicate at its publish, and how many messages are sent.
+PUBLISHED = {
+    "skip": ("acquire", 0),
+    "raise": ("acquire", 0),
+    "retry": ("acquire", 1),
+    "wait": ("acquire", 1),
+    "run_once_more": ("acquire", 1),
+    "join": ("acquire", 1),
+    "replace": ("acquire", 1),
+}
+
+
+def in_few_pools(names: Iterable[str], *in_threads: str) -> pytest.MarkDecorator:
+    """Run a test for all names in a prefork worker, and for some in one with threads."""
+    rows = [*(("prefork", name) for name in names), *(("threads", name) for name in in_threads)]
+    return pytest.mark.parametrize(("queue", "name"), rows, indirect=["queue"])
+
+
+def scripts_of(commands: Sequence[str]) -> list[str]:
+    """Return the verbs of these commands, as their keys tell them, without renewals.
+
+    A script that the server does not know is sent again as EVAL.
+    """
+    verbs = []
+    for command in commands:
+        kind, _, *words = command.split(" ")
+        if kind == "EVALSHA":
+            keys = " ".join(words[1 : 1 + int(words[0])])
+            verb = next((verb for verb, parts in VERBS.items() if all(part in keys for part in parts)), "holder")
+            verbs += [verb] * (verb != "renew")
+        elif kind != "EVAL":
+            verbs.append(kind)
+    return verbs
+
+
+#: Script -> parts of the keys that it has, and those above it have not.
+VERBS = {
+    "acquire": (":fence", ":completed:"),
+    "reacquire": (":fence",),
+    "release": (":completed:",),
+    "renew": (":revoked",),
+    "leave": (":used",),
+    "wake": (":waiting:",),
+}
+
+
+def wait_until_idle(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
+    """Wait until a worker has no message left, delayed ones included."""
+    inspect, name = env.app.control.inspect([node.hostname()], timeout=2.0), node.hostname()
+    states = (inspect.scheduled, inspect.reserved, inspect.active)  # in the order in which a message has them
+    until(lambda: all((state() or {name: True})[name] == [] for state in states), f"{name} has nothing left")
+
+
+def test_every_policy_is_counted() -> None:
+    """Each policy that has a name is in the tables."""
+    assert {DUPLICATES[policy].job for policy in NAMED} <= set(RUNS)
+    assert set(NAMED) == set(PUBLISHED)
+
+
+@in_few_pools(RUNS, "wait_long", "replace")
+def test_commands_of_a_run(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
+    """A run without a duplicate costs two commands under each policy, and one more where the lock is acquired at publish."""
+    with Monitor(own_store.url()) as monitor:
+        env.get(env.job(name).apply_async((env.tag,), queue=queue))
+        env.finish_node(queue)
+    assert RUNS[name].split() == scripts_of(monitor.commands)
+
+
+@in_few_pools(DUPLICATES, "raise", "wait", "join")
+def test_commands_of_a_duplicate(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
+    """A duplicate costs these commands until it is decided or stands in line, and these in the rest of its life."""
+    cost, node = DUPLICATES[name], next(node for node in env.setup.worker_cluster if node.worker_queue == queue)
+    options = {"lock_options": {**cost.options, "lock_ttl": TTL}}
+    elsewhere = env.worker_of("gevent").worker_queue
+    holders = [env.hold(cost.job, acts="hold_own", queue=elsewhere, **options) for _ in range(cost.holders)]
+    with Monitor(own_store.url()) as monitor:
+        result = env.job(cost.job).apply_async((env.tag,), queue=queue, **options)
+        node.wait_for_lines(result.id, cost.logged)
+        decided = scripts_of(monitor.so_far())
+        if cost.look:
+            node.wait_for_lines(result.id, "received", count=3)
+        env.let_go(holders[0].id)
+        env.get(holders[0])
+        result.get(timeout=20, propagate=False)
+        wait_until_idle(env, node)
+    env.let_go()
+    for holder in holders:
+        env.get(holder)
+    assert cost.decided.split() == decided
+    afterwards = scripts_of(monitor.commands)[len(decided) :]
+    afterwards.remove("release")  # the holder's
+    looks = len(node.lines(result.id, "received")) - 2 if cost.look else 0
+    assert [*[cost.look] * looks, *cost.afterwards.split()] == afterwards
+
+
+@pytest.mark.parametrize("queue", ["prefork"], indirect=True)
+def test_commands_where_another_waits(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
+    """Under run_once_more, a duplicate costs one command if another one waits already."""
+    node, elsewhere, job = env.worker_of("prefork"), env.worker_of("gevent").worker_queue, env.job("once_more")
+    options = {"lock_options": {"lock_ttl": TTL}}
+    env.hold("once_more", queue=elsewhere, **options)
+    waiting = job.apply_async((env.tag,), queue=queue, **options)
+    node.wait_for_lines(waiting.id, "waits in line")
+    with Monitor(own_store.url()) as monitor:
+        assert env.get(job.apply_async((env.tag,), queue=queue, **options)) is None
+    env.let_go()
+    env.get(waiting)
+    wait_until_idle(env, node)
+    assert ["acquire"] == scripts_of(monitor.commands)
+
+
+@pytest.mark.parametrize("queue", ["prefork"], indirect=True)
+def test_commands_of_a_replaced_holder(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
+    """Under replace, a holder that stops costs one command more: it asks who replaces it."""
+    node, elsewhere = env.worker_of("prefork"), env.worker_of("gevent").worker_queue
+    options = {"lock_options": {"lock_ttl": TTL}}
+    first = env.hold("replace_told", queue=elsewhere, **options)
+    with Monitor(own_store.url()) as monitor:
+        env.get(env.job("replace_told").apply_async((env.tag,), queue=queue, **options))
+        env.wait_for_state(first, "REVOKED")
+        wait_until_idle(env, node)
+    duplicate = DUPLICATES["replace"]
+    expected = [*duplicate.decided.split(), *duplicate.afterwards.split(), "release", "holder"]
+    assert sorted(expected) == sorted(scripts_of(monitor.commands))
+
+
+@pytest.mark.parametrize("policy", PUBLISHED)
+def test_commands_of_a_duplicate_publish(env: WorkerEnvironment, own_store: RedisServer, policy: str) -> None:
+    """With `lock_from="publish"` a duplicate costs its publisher one command; under skip and raise it is not sent."""
+    job, queue = env.job("publish"), env.other_tag("nobody")
+    options = {"queue": queue, "lock_options": {"on_duplicate": policy}}
+    first = job.apply_async((env.tag,), **options)
+    with Monitor(own_store.url()) as monitor, env.captured_messages() as messages:
+        try:
+            assert first.id == job.apply_async((env.tag,), **options).duplicate.task_id
+        except DuplicateTask:
+            assert policy == "raise"
+    with env.app.connection_for_write() as connection:
+        connection.default_channel.queue_purge(queue)
+    commands, sent = PUBLISHED[policy]
+    assert (commands.split(), sent) == (scripts_of(monitor.commands), len(messages))

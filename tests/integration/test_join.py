@@ -132,12 +132,13 @@ def test_killed_worker(env: WorkerEnvironment, prefork: None, fresh_worker: Call
 
 
 def test_holder_without_a_result(env: WorkerEnvironment) -> None:
-    """If the holder ignores its result, one of its duplicates runs after it."""
+    """If the holder ignores its result, one of its duplicates runs after it, once it has found the lock free for a second."""
     first = env.hold("join_silent")
     other = joiner(env, "join_silent")
     env.let_go()
     until(lambda: [first.id, other.id] == order(env), "both have run")
     assert_one_at_a_time(env)
+    assert env.starts()[1]["at"] - env.events("end")[0]["at"] > 0.9
 
 
 def test_canvas(env: WorkerEnvironment) -> None:

@@ -11,7 +11,7 @@ from benchmarks import page
 from benchmarks.report import Section, Table, Target, json_of, text_of
 from benchmarks.rounds import Spread
 
-LETTERS = "abcdefghi"
+LETTERS = "abcdefghil"
 
 
 def sections(letters: str = LETTERS) -> dict[str, Section]:

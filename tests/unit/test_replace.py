@@ -279,6 +279,26 @@ def test_reason_without_a_store(singleton: Singleton, monkeypatch: pytest.Monkey
         task.pop_request()
 
 
+@pytest.mark.parametrize(("stored", "state"), [("FAILURE", "FAILURE"), ("STARTED", "REVOKED")])
+def test_redelivery_of_a_replaced_message(singleton: Singleton, stored: str, state: str) -> None:
+    """A redelivery of a replaced message stores REVOKED only if its first delivery has stored no end."""
+
+    @singleton(name="x", on_duplicate="replace")
+    def task() -> None:
+        pytest.fail("must not run")
+
+    config = config_for(task)
+    wanted = LeaseRequest(config.base, config.digest((), {}), "t", TTL, "id-1")
+    task.backend.store_result("id-1", None, stored)
+    task.push_request(id="id-1")
+    try:
+        with pytest.raises(Ignore):
+            replaced.drop_replaced(task, task.request, context_of(task.app).store, wanted)
+    finally:
+        task.pop_request()
+    assert state == task.AsyncResult("id-1").state
+
+
 class Control:
     """The remote control of an app whose workers have one kind of pool, or do not answer."""
 
