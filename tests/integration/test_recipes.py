@@ -27,7 +27,7 @@ from tests.integration.test_line import in_line
 from tests.integration.test_replace import reason
 from tests.servers import Process, until
 
-#: Webhooks in a storm. Each costs three deliveries, so 10,000 take minutes.
+#: Webhooks in a storm. Each costs three deliveries, so 10,000 of them take minutes.
 EVENTS = 1_000
 #: Seconds of the quiet time of `update_customer`.
 QUIET = HOUR / 3
