@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median, quantiles
 
+from benchmarks.gates import OPEN
 from benchmarks.overlap import Overlaps
-from benchmarks.overlap_app import PLAIN
+from benchmarks.overlap_app import PLAIN, UNTIL_OPENED
 from benchmarks.report import Section, Table, Target
 from benchmarks.stage import Stage
 
 SECONDS = 0.05  # of each body
 BOUND = 3.0
 HOW = (
-    "Calls of one signature that come at once, in prefork: the time from the end of a body to the start of the next one. "
+    "Calls of one signature that wait, in prefork: the time from the end of a body to the start of the next one. "
     "A plain task in a worker with one place is compared, whose queue keeps the calls apart. The others have two places. "
     "`retry` comes back each 0.5 s, give or take a fifth."
 )
@@ -28,8 +29,12 @@ def run(stage: Stage) -> Section:
         with Overlaps(stage, places=1 if kind == PLAIN else 2) as overlaps:
             overlaps.send(kind, 1, SECONDS)  # makes connections
             overlaps.settle(1)
+            overlaps.send(kind, 1, UNTIL_OPENED)
             overlaps.send(kind, stage.few(*calls), SECONDS)
-            runs = overlaps.settle(stage.few(*calls))
+            if kind != PLAIN:
+                overlaps.catch_up()  # else handling newcomers would delay the first pauses
+            stage.broker_client.rpush(OPEN, 1)
+            runs = overlaps.settle(1 + stage.few(*calls))
             found[kind] = [after[0] - before[1] for before, after in pairwise(runs)]
     rows = [(kind, (1e3 * median(idle), 1e3 * _p99(idle), len(idle))) for kind, idle in found.items()]
     ratio = median(found["wait"]) / median(found[PLAIN])
