@@ -16,7 +16,7 @@ from tests.servers import until
 #: Store calls of this library, and of peers. What scripts do is counted by the same names as what the peers send.
 SCRIPTS = ("eval", "evalsha")
 PLAIN_COMMANDS = ("set", "setnx", "setex", "get", "del", "exists", *SCRIPTS)
-#: Seconds without any message or store call after which a storm is over.
+#: Seconds without any change after which a storm is over.
 CALM = 1.2
 #: Longest time in seconds that a storm may take.
 LONGEST = 600.0
@@ -71,10 +71,11 @@ class Overlaps:
         """Wait until nothing happens any more, no message is in the queue, and none of these counts is left."""
         seen, begin = None, perf_counter()
         while perf_counter() < begin + LONGEST:
-            now = (*self.counts(), self.runs())
+            remaining = [count() for count in (self.queued, *left)]
+            now = (self.counts()[0], self.runs(), *remaining)
             if now != seen:
                 seen, self.last_event = now, perf_counter()
-            elif perf_counter() > self.last_event + CALM and not any(count() for count in (self.queued, *left)):
+            elif perf_counter() > self.last_event + CALM and not any(remaining):
                 break
             sleep(0.02)
 

@@ -78,18 +78,18 @@ class MemoryStore(Records):
             line.join(wanted, place)
         first = line.waiting.get(line.head())
         task_id, is_waiting = first.task_id if first else "", place.ticket in line.waiting
+        waiting, ahead = len(line.waiting), line.ahead(place.ticket)
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(
-            AcquireStatus.HELD, holder, 0, 0, len(line.waiting), task_id, is_waiting, line.quiet, asked
-        )
+        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, line.quiet, asked, ahead)
 
     def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
-        """Tell whether no other message comes before this one, once the lock or a slot is free."""
+        """Tell whether this message may start once the lock or a slot is free: its turn has come, or it was published and is here."""
         is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         if wanted.limit and record is None:
             is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
+        is_turn = is_turn or bool(place.ticket and not place.room and wanted.token != protocol.LINE_TOKEN)
         if place.quiet:
             is_reserved = record is not None and record.token == protocol.LINE_TOKEN and not line.quiet
             is_newcomer = not place.ticket or (place.room and not line.quiet_latest)

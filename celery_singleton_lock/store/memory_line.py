@@ -56,6 +56,11 @@ class Line:
         """For how many seconds the head is not started."""
         return max(0.0, self.quiet_until - self.clock())
 
+    def ahead(self, ticket: str) -> int:
+        """Return how many messages wait before this one; a newcomer is the last."""
+        tickets = list(self.waiting)
+        return tickets.index(ticket) if ticket in self.waiting else len(tickets)
+
     def is_turn(self, ticket: str, free: int) -> bool:
         """Tell whether a message is among the first in line, as many as slots are free; a newcomer is the last."""
         rank = 0

@@ -172,6 +172,7 @@ class AcquireResult:
     is_waiting: bool = False  # whether this message is one of them
     quiet: float = 0.0  # seconds for which the head is not started, as newcomers have come
     asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
+    ahead: int = 0  # how many of those that wait are before this message
 
 
 class Waiting(IntFlag):

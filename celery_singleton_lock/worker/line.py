@@ -2,7 +2,7 @@
 
 The line in the store has what starts a message at once: the holder's end publishes it. The broker keeps the promise that the
 message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`, or each minute if that is
-shorter. A copy never runs the body. If it is its message's turn, it publishes the message; otherwise it is followed by the next
+shorter, and later if many messages wait before it. A copy never runs the body. If it is its message's turn, it publishes the message; otherwise it is followed by the next
 copy. It is dropped once the message has started. Message, copies and place in line have the same ticket.
 """
 
@@ -48,6 +48,8 @@ _json: Any = json  # untyped in Kombu
 MAX_MESSAGE = 64 * 1024
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0
+#: By how much later, in seconds, for each message that waits before it. So the copies of a long line do not fill the queue.
+_FOR_EACH_BEFORE = 0.05
 #: Shortest such time.
 _SHORTEST = 0.01
 
@@ -79,8 +81,9 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
     asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
     state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
     hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
-    delay = min(wanted.ttl, LONGEST_COPY_DELAY, result.quiet or hold or wanted.ttl, decision.within)
-    delay = shortened(task.app, max(_SHORTEST, min(delay, _seconds_left(request.expires))))
+    interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
+    delay = min(interval, result.quiet or hold or interval, decision.within, _seconds_left(request.expires))
+    delay = shortened(task.app, max(_SHORTEST, delay))
     following = state.copy + 1 + random.random()
     copied = state._replace(
         copy=following,

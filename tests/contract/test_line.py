@@ -44,6 +44,10 @@ class Deliveries:
         wanted = self.request(name, Place(ticket, copy), **more)
         return wanted, self.store.acquire(wanted)
 
+    def copy(self, name: str, copy: float) -> AcquireResult:
+        """Deliver a delayed copy."""
+        return self.acquire(name, f"ticket {name}", copy, token=LINE_TOKEN, queued=True)[1]
+
     def join(
         self, name: str, copy: float = 0.0, room: int = 9, replace: bool = False, text: str = "?"
     ) -> AcquireResult:
@@ -119,10 +123,11 @@ def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
     deliveries.store.release(holder, success=True)
     for _ in range(2):
         _, newcomer = deliveries.acquire("n")
-        _, second = deliveries.acquire("b", "ticket b", 1.5)
+        second = deliveries.copy("b", 1.5)
         outsider = deliveries.store.acquire(deliveries.request("o", None))
         assert [HELD, HELD, HELD] == [newcomer.status, second.status, outsider.status]
         assert (2, "a", False, True) == (newcomer.waiting, newcomer.head, newcomer.is_waiting, second.is_waiting)
+        assert (2, 1) == (newcomer.ahead, second.ahead)
         deliveries.store.wake(holder)
     _, head = deliveries.acquire("a", "ticket a", 0.5)
     assert head.status is GRANTED
@@ -200,10 +205,27 @@ def test_head_that_does_not_start_in_its_turn(backing: Backing, deliveries: Deli
     deliveries.join("b")
     deliveries.store.release(holder, success=True)
     assert "message a" == deliveries.store.wake(holder)
-    assert HELD is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    assert HELD is deliveries.copy("b", 1.5).status
     backing.wait(21)
-    assert GRANTED is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    assert GRANTED is deliveries.copy("b", 1.5).status
+    assert GRANTED is deliveries.acquire("b", "ticket b", 2.0)[1].status
     assert HELD is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
+def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: Deliveries) -> None:
+    """It starts if no body holds the lock, also in the turn of another one, which is the next. Copies wait for their turn."""
+    holder = deliveries.held()
+    for name in "abc":
+        deliveries.join(name)
+    deliveries.store.release(holder, success=True)
+    assert "message a" == deliveries.store.wake(holder)
+    backing.wait(21)
+    assert [HELD, GRANTED] == [deliveries.copy(name, 1.5).status for name in "cb"]
+    first, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert result.status is GRANTED
+    assert HELD is deliveries.acquire("b", "ticket b", 2.0)[1].status
+    assert deliveries.store.release(first, success=True) == Waiting.LINE
+    assert "message b" == deliveries.store.wake(first)
 
 
 def test_full_line(deliveries: Deliveries) -> None:

@@ -544,6 +544,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_long": {"on_duplicate": "wait", "lock_ttl": 60},
     "wait_short_ttl": {"on_duplicate": "wait", "lock_ttl": 1},
     "wait_little": {"on_duplicate": Wait(max_waiting=2), "lock_ttl": 60},
+    "wait_brief": {"on_duplicate": "wait", "lock_ttl": 2},
     "wait_short": {"on_duplicate": Wait(max_wait=1.5), "lock_ttl": 1},
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 from celery import chain, chord, group
@@ -11,6 +15,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask
 from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 
 
@@ -61,6 +66,39 @@ def test_all_run_in_order(env: WorkerEnvironment) -> None:
     assert_one_at_a_time(env)
     until(lambda: not env.is_locked("wait_long"), "the lock is free")
     assert 0 == in_line(env, "wait_long")
+
+
+def test_busy_queue(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """Messages that wait run also if each of them spends more than a `lock_ttl`, its turn, in the queue."""
+    queue = fresh_worker(WorkerSpec("solo", 1)).worker_queue
+    first = env.hold("wait_brief")
+    waiting = enqueue(env, "wait_brief", 40, queue=queue)
+    with kept_busy(env, queue, 2.5):
+        env.let_go()
+        until(lambda: len(order(env)) > 3, "some of them have run", 25)
+    assert ["held", *["done"] * 40] == [env.get(result, timeout=30) for result in (first, *waiting)]
+    assert_one_at_a_time(env)
+
+
+@contextmanager
+def kept_busy(env: WorkerEnvironment, queue: str, seconds: float) -> Iterator[None]:
+    """Keep so many seconds of other work in a queue whose worker has one place."""
+    ended, tag, each, sent = threading.Event(), env.other_tag("busy"), 0.1, itertools.count()
+
+    def send() -> None:
+        for number in sent:
+            if ended.is_set():
+                return
+            until(lambda: number - len(env.recorder.events(tag, "start")) < seconds / each, "some have run")  # noqa: B023
+            env.job("plain").apply_async((tag, "sleep", each), queue=queue)
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        try:
+            yield
+        finally:
+            ended.set()
+            sending.result()
 
 
 def test_state_of_a_waiting_message(env: WorkerEnvironment) -> None:

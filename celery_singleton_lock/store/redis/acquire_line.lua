@@ -1,12 +1,13 @@
 -- KEYS line, waiting, used | ARGV ticket, copy, next_copy, room, due, message, window
--- The line of deliveries that wait for the lock: a free lock is for its head alone.
+-- The line of deliveries that wait for the lock: a free lock is for its head, and for a message of the line that was published and is
+-- here. So a message that spent its turn in a busy queue runs, although it may have lost its place meanwhile.
 --   line: sorted set of ticket -> time of joining (us)
 --   waiting: hash of <ticket>:due (until when (ms) its next copy comes), :copy (number of that copy), :task, :message
 --   used: sorted set of ticket and <ticket>:<copy that started it> -> until when (ms) other copies are dropped
 -- ARGV  ticket, copy: '' and '0' if the message has not waited   next_copy: number of the copy that was published with a delay
 --       room: '' not to join, how many may wait, or 'all' to replace others   due: in how many ms the next copy comes at the latest   window: for how many ms late copies are dropped
 -- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded'}; and after the holder's state
--- {how many wait, task id of the head, '1' if this message waits}
+-- {how many wait, task id of the head, this message's place from 1 if it waits}
 local function leave(one)
   redis.call('ZREM', line, one)
   redis.call('HDEL', waiting, one .. ':due', one .. ':copy', one .. ':task', one .. ':message')
@@ -32,6 +33,8 @@ local is_turn = not owner or owner == 'queued:line'
 if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
 is_turn = is_turn and (not head or head == ticket)
 --@turns
+local is_here = ticket ~= '' and room == '' and ARGV[1] ~= 'queued:line'
+is_turn = is_turn or (is_here and (not owner or owner == 'queued:line'))
 --@ripe
 --@named
 if is_turn and owner then
@@ -51,7 +54,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
     if owner then redis.call('HSET', KEYS[1], 'line', 1) end
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
-  local place = {redis.call('ZCARD', line), first, waits and '1' or false}
+  local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false}
   --@left
   --@asked
   if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end

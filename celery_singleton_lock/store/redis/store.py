@@ -54,9 +54,12 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if not more:
             return AcquireResult(AcquireStatus(answer))
-        count, head, waits, *times = more[7:] or (0, None, None)
+        count, head, rank, *times = more[7:] or (0, None, None)
         quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(waits), quiet, asked)
+        ahead = rank - 1 if rank else count
+        return AcquireResult(
+            AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(rank), quiet, asked, ahead
+        )
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         return [_RENEW_RESULTS[answer] for answer in self._run(_renewal_call(leases), timeout)]
