@@ -2,8 +2,9 @@
 
 The line in the store has what starts a message at once: the holder's end publishes it. The broker keeps the promise that the
 message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`, or each minute if that is
-shorter, and later if many messages wait before it. A copy never runs the body. If it is its message's turn, it publishes the message; otherwise it is followed by the next
-copy. It is dropped once the message has started. Message, copies and place in line have the same ticket.
+shorter, and later if many messages wait before it. A copy never runs the body. If it is its message's turn, it publishes the
+message; otherwise it is followed by the next copy. It is dropped once the message has started. Message, copies and place in line
+have the same ticket.
 """
 
 from __future__ import annotations
