@@ -85,7 +85,7 @@ class MemoryStore(Records):
         return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, line.quiet, asked, ahead)
 
     def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
-        """Tell whether this message may start once the lock or a slot is free: in its turn, or as it was published and is here."""
+        """Tell whether this message may start once the lock or a slot is free: in its turn, or if it was published."""
         is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         if wanted.limit and record is None:
             is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
