@@ -23,7 +23,7 @@ from celery_singleton_lock.renewal.renewer import Renewer
 
 SIZES = (1, 100, 1000, 10_000)
 RAW, LIBRARY = "raw socket, same EVALSHA", "this library"
-FAR = 3600.0  # seconds of TTL with which the renewal thread has nothing to do while sweeps are measured
+FAR = 3600.0  # seconds of TTL with which no lease ends while sweeps are measured
 HOW = (
     "All leases are made due, and `Renewer.renew_due()` is called; the raw socket replays the commands of one such "
     "sweep. CPU is that of the thread that sweeps. Held: so many leases are left to the renewal thread, and the "
@@ -63,7 +63,7 @@ def run(stage: Stage) -> Section:
 def swept(stage: Stage, size: int, rounds: int) -> Swept:
     """Sweep over so many leases, and replay the same commands, in turns."""
     cpu: list[float] = []
-    with leases(stage, size, FAR) as (renewer, held_leases), stage.socket() as raw:
+    with leases(stage, size, FAR, by_thread=False) as (renewer, held_leases), stage.socket() as raw:
         sweep = _sweeping(renewer, held_leases, cpu)
         sweep()  # loads the script
         commands = stage.sent(sweep)
@@ -84,12 +84,16 @@ def _sweeping(renewer: Renewer[LeaseState], held_leases: list[LeaseState], cpu: 
 
 
 @contextmanager
-def leases(stage: Stage, size: int, ttl: float) -> Iterator[tuple[Renewer[LeaseState], list[LeaseState]]]:
-    """So many leases of different signatures, granted by the store, in a renewer of their own."""
+def leases(
+    stage: Stage, size: int, ttl: float, by_thread: bool = True
+) -> Iterator[tuple[Renewer[LeaseState], list[LeaseState]]]:
+    """So many leases of different signatures, granted by the store, in a renewer of their own, with its thread or without."""
     store, task = context_of(stage.app).store, stage.tasks[OURS]
     events = EventLogger(CallbackRunner())
     handler = BodyRenewal(store, store, events)
     renewer = Renewer(store, handler, events.loop_failed)
+    if not by_thread:
+        renewer.end()
     granted = [_granted(stage, store, task, handler, ttl) for _ in range(size)]
     for lease in granted:
         renewer.add(lease)
