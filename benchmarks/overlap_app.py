@@ -55,7 +55,7 @@ def make(broker: str, store: str) -> Celery:
 
 @cache
 def _client() -> Any:
-    return Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)
+    return Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=3600)
 
 
 def _body(seconds: float = 0.0, same: str = "") -> None:

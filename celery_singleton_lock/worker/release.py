@@ -63,10 +63,10 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
             )
             send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
         else:
-            if not state.lost:
-                send(signals.lock_released, state.task, lease=execution.lease)
             if pending.line_waits:
                 wake(state.task, execution.context.store, request)
+            if not state.lost:
+                send(signals.lock_released, state.task, lease=execution.lease)
     if state.reacquired or (state.unreleased and not pending.confirmed):
         execution.pending = pending
         renewer.release_later(pending)
