@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -172,11 +173,16 @@ class WorkerEnvironment:
 
     @contextlib.contextmanager
     def captured_messages(self) -> Iterator[list[dict[str, Any]]]:
-        """Record the messages that this process publishes, so that ``redeliver`` can send them again."""
+        """Record the messages that this thread publishes, so that ``redeliver`` can send them again.
+
+        Another thread of this process publishes for the bodies of 90 s (``ninety_seconds``).
+        """
         messages: list[dict[str, Any]] = []
+        publisher = threading.get_ident()
 
         def keep(body: Any = None, routing_key: str = "", **kwargs: Any) -> None:
-            messages.append({"body": body, "routing_key": routing_key, **kwargs})
+            if threading.get_ident() == publisher:
+                messages.append({"body": body, "routing_key": routing_key, **kwargs})
 
         before_task_publish.connect(keep, weak=False)
         try:

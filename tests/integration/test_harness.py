@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def test_each_worker_runs_what_is_in_its_own_queue(env: WorkerEnvironment, pool_
     assert start["node"] == worker.hostname()
     in_child = start["pid"] != worker.container.process.pid
     assert in_child == (pool_name == "prefork")
+
+
+def test_captured_messages_are_of_this_thread(env: WorkerEnvironment) -> None:
+    """What another thread publishes meanwhile, such as for the bodies of 90 s, is not captured."""
+    with env.captured_messages() as messages, ThreadPoolExecutor(1) as threads:
+        threads.submit(env.job("plain").delay, env.tag).result()
+        result = env.job("plain").delay(env.tag)
+    assert [result.id] == [message["headers"]["id"] for message in messages]
 
 
 def test_worker_can_be_killed_and_restarted(

@@ -118,12 +118,12 @@ def test_refused_in_the_callers_process(task: Any, method: str, given: Any, text
     def note(**kwargs: Any) -> None:
         sent.append(kwargs)
 
-    before_task_publish.connect(note)
+    before_task_publish.connect(note, sender="sync")
     try:
         with pytest.raises(ConfigurationError, match=f"task sync: .*{text}"):
             getattr(task, method)((1,), lock_options=given)
     finally:
-        before_task_publish.disconnect(note)
+        before_task_publish.disconnect(note, sender="sync")
     assert [] == sent
 
 
