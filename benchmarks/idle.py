@@ -7,7 +7,7 @@ from statistics import median, quantiles
 
 from benchmarks.gates import OPEN
 from benchmarks.overlap import Overlaps
-from benchmarks.overlap_app import PLAIN, UNTIL_OPENED
+from benchmarks.overlap_app import PLAIN, PLAIN_LATE, UNTIL_OPENED, WAIT_LATE
 from benchmarks.report import Section, Table, Target
 from benchmarks.stage import Stage
 
@@ -16,30 +16,38 @@ BOUND = 3.0
 HOW = (
     "Calls of one signature that wait, in prefork: the time from the end of a body to the start of the next one. "
     "A plain task in a worker with one place is compared, whose queue keeps the calls apart. The others have two places. "
-    "`retry` comes back each 0.5 s, give or take a fifth."
+    "`retry` comes back each 0.5 s, give or take a fifth. With acks_late the worker has a prefetch multiplier of 1, as jobs "
+    "that must not be lost need: then the next message of a plain task comes from the broker, too."
 )
 #: How many calls of each kind: those that come back must not take minutes.
-CALLS = {PLAIN: (200, 20), "wait": (200, 20), "retry": (20, 5)}
+CALLS = {PLAIN: (200, 20), "wait": (200, 20), "retry": (20, 5), PLAIN_LATE: (200, 20), WAIT_LATE: (200, 20)}
+#: The plain task with which each kind is compared.
+COMPARED = {"wait": PLAIN, WAIT_LATE: PLAIN_LATE}
+#: Options of workers whose tasks acknowledge late.
+ONE_AT_A_TIME = ("--prefetch-multiplier", "1")
 
 
 def run(stage: Stage) -> Section:
     """Measure each kind."""
     found = {}
     for kind, calls in CALLS.items():
-        with Overlaps(stage, places=1 if kind == PLAIN else 2) as overlaps:
+        options = ONE_AT_A_TIME if kind in (PLAIN_LATE, WAIT_LATE) else ()
+        with Overlaps(stage, places=1 if kind in COMPARED.values() else 2, options=options) as overlaps:
             overlaps.send(kind, 1, SECONDS)  # makes connections
             overlaps.settle(1)
             overlaps.send(kind, 1, UNTIL_OPENED)
             overlaps.send(kind, stage.few(*calls), SECONDS)
-            if kind != PLAIN:
+            if kind not in COMPARED.values():
                 overlaps.catch_up()  # else handling newcomers would delay the first pauses
             stage.broker_client.rpush(OPEN, 1)
             runs = overlaps.settle(1 + stage.few(*calls))
             found[kind] = [after[0] - before[1] for before, after in pairwise(runs)]
     rows = [(kind, (1e3 * median(idle), 1e3 * _p99(idle), len(idle))) for kind, idle in found.items()]
-    ratio = median(found["wait"]) / median(found[PLAIN])
-    target = Target("idle time, median, wait / plain queue with one place", ratio, BOUND)
-    return Section("(j) idle time", HOW, [Table("Idle time", ("median, ms", "99 %, ms", "pauses"), rows)], [target])
+    targets = [
+        Target(f"idle time, median, {kind} / {plain} with one place", median(found[kind]) / median(found[plain]), BOUND)
+        for kind, plain in COMPARED.items()
+    ]
+    return Section("(j) idle time", HOW, [Table("Idle time", ("median, ms", "99 %, ms", "pauses"), rows)], targets)
 
 
 def _p99(values: list[float]) -> float:

@@ -29,12 +29,15 @@ class Overlaps:
         stage: whose servers it uses.
         places: how many bodies at once.
         commands: which commands count as store calls.
+        options: of the worker's command.
     """
 
-    def __init__(self, stage: Stage, places: int, commands: Sequence[str] = SCRIPTS) -> None:
+    def __init__(
+        self, stage: Stage, places: int, commands: Sequence[str] = SCRIPTS, options: Sequence[str] = ()
+    ) -> None:
         self._stage, self._commands = stage, commands
         self._app = overlap_app.make(stage.broker.url(), stage.store.url())
-        self._worker = Worker(stage, "prefork", places, app="benchmarks.overlap_app")
+        self._worker = Worker(stage, "prefork", places, app="benchmarks.overlap_app", options=options)
         #: When the last message or store call was seen.
         self.last_event = 0.0
 

@@ -18,6 +18,7 @@ from celery_singleton_lock.policies import NAMED
 #: Key of the list of runs: "<start> <end>" in seconds, on a clock that processes share.
 RUNS = "benchmarks:runs"
 PLAIN, AT_PUBLISH = "plain", 'lock_from="publish"'
+PLAIN_LATE, WAIT_LATE = "plain, acks_late", "wait, acks_late"
 #: Length of a body that ends when it is told to.
 UNTIL_OPENED = -1.0
 SOON = RetryLater(delay=0.5, backoff=1.0, max_delay=0.5)
@@ -42,7 +43,10 @@ def make(broker: str, store: str) -> Celery:
     app = make_app(broker, store)
     app.conf.result_backend = broker
     app.task(_body, name=f"overlap.{PLAIN}", shared=False)
-    for name, options in policies().items():
+    app.task(_body, name=f"overlap.{PLAIN_LATE}", shared=False, acks_late=True)
+    ours = policies()
+    ours[WAIT_LATE] = {**ours["wait"], "acks_late": True}
+    for name, options in ours.items():
         stores = {"ignore_result": name != "join"}
         app.task(_body, name=f"overlap.{name}", shared=False, base=SingletonTask, unique_on=[], **stores, **options)
     bases = base_classes()

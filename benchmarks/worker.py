@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import clock_gettime, perf_counter
@@ -45,10 +46,19 @@ class Worker:
         pool: Celery's name of the pool.
         concurrency: how many bodies at once.
         app: module of its app.
+        options: of the worker's command.
     """
 
-    def __init__(self, stage: Stage, pool: str, concurrency: int = 1, app: str = "benchmarks.worker_app") -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        pool: str,
+        concurrency: int = 1,
+        app: str = "benchmarks.worker_app",
+        options: Sequence[str] = (),
+    ) -> None:
         self._app = app
+        self._options = options
         self._stage = stage
         self._concurrency = concurrency
         self.queue = f"benchmarks-{next(stage.numbers)}"
@@ -66,7 +76,7 @@ class Worker:
     def _command(self, pool: str) -> list[str]:
         quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
         where = ["--pool", pool, "--concurrency", str(self._concurrency), "--queues", self.queue]
-        return [sys.executable, "-m", "celery", "-A", self._app, "worker", *where, *quiet]
+        return [sys.executable, "-m", "celery", "-A", self._app, "worker", *where, *quiet, *self._options]
 
     def _environment(self, pool: str) -> dict[str, str]:
         own = {
