@@ -5,9 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median, quantiles
 
-from benchmarks.gates import OPEN
 from benchmarks.overlap import Overlaps
-from benchmarks.overlap_app import PLAIN, PLAIN_LATE, UNTIL_OPENED, WAIT_LATE
+from benchmarks.overlap_app import PLAIN, PLAIN_LATE, WAIT_LATE
 from benchmarks.report import Section, Table, Target
 from benchmarks.stage import Stage
 
@@ -35,11 +34,11 @@ def run(stage: Stage) -> Section:
         with Overlaps(stage, places=1 if kind in COMPARED.values() else 2, options=options) as overlaps:
             overlaps.send(kind, 1, SECONDS)  # makes connections
             overlaps.settle(1)
-            overlaps.send(kind, 1, UNTIL_OPENED)
+            overlaps.hold(kind)
             overlaps.send(kind, stage.few(*calls), SECONDS)
             if kind not in COMPARED.values():
                 overlaps.catch_up()  # else handling newcomers would delay the first pauses
-            stage.broker_client.rpush(OPEN, 1)
+            overlaps.let_go()
             runs = overlaps.settle(1 + stage.few(*calls))
             found[kind] = [after[0] - before[1] for before, after in pairwise(runs)]
     rows = [(kind, (1e3 * median(idle), 1e3 * _p99(idle), len(idle))) for kind, idle in found.items()]

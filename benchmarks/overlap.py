@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks import overlap_app
+from benchmarks.gates import OPEN, REACHED
 from benchmarks.overlap_app import RUNS
 from benchmarks.stage import Stage
 from benchmarks.worker import Worker
@@ -55,6 +56,15 @@ class Overlaps:
         """Wait until the worker has handled what was sent before: it handles messages in order."""
         self.send(overlap_app.PLAIN, 1, 0.0)
         self.settle(1)
+
+    def hold(self, kind: str) -> None:
+        """Publish a call whose body runs until it is told to end, and wait until the body has begun: nobody overtakes it."""
+        self.send(kind, 1, overlap_app.UNTIL_OPENED)
+        assert self._stage.broker_client.blpop([REACHED], timeout=LONGEST)
+
+    def let_go(self) -> None:
+        """Have that body end."""
+        self._stage.broker_client.rpush(OPEN, 1)
 
     def send(self, kind: str, count: int, seconds: float) -> None:
         """Publish calls of a kind of task, whose bodies take some seconds."""

@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 from redis import Redis
 
-from benchmarks.gates import OPEN
+from benchmarks.gates import OPEN, REACHED
 from benchmarks.tasks import ONCE, SINGLETON, base_classes, make_app
 from celery_singleton_lock import RetryLater, RunOnceMore, SingletonTask, Wait
 from celery_singleton_lock.policies import NAMED
@@ -65,6 +65,7 @@ def _client() -> Any:
 def _body(seconds: float = 0.0, same: str = "") -> None:
     start = time.monotonic()
     if seconds < 0:
+        _client().rpush(REACHED, 1)
         _client().blpop([OPEN])
     else:
         time.sleep(seconds)
