@@ -12,8 +12,7 @@ from redis import Redis
 
 from benchmarks.gates import OPEN, REACHED
 from benchmarks.tasks import ONCE, SINGLETON, base_classes, make_app
-from celery_singleton_lock import RetryLater, RunOnceMore, SingletonTask, Wait
-from celery_singleton_lock.policies import NAMED
+from celery_singleton_lock import Replace, RetryLater, RunOnceMore, SingletonTask, Wait
 
 #: Key of the list of runs: "<start> <end>" in seconds, on a clock that processes share.
 RUNS = "benchmarks:runs"
@@ -26,7 +25,7 @@ SOON = RetryLater(delay=0.5, backoff=1.0, max_delay=0.5)
 
 def policies() -> dict[str, dict[str, Any]]:
     """Return the options of each kind of task of this library."""
-    found: dict[str, dict[str, Any]] = {
+    return {
         "skip": {},
         AT_PUBLISH: {"lock_from": "publish"},
         "raise": {"on_duplicate": "raise"},
@@ -34,8 +33,9 @@ def policies() -> dict[str, dict[str, Any]]:
         "wait": {"on_duplicate": Wait(max_waiting=100_000)},
         "run_once_more": {"on_duplicate": "run_once_more"},
         "debounce": {"on_duplicate": RunOnceMore(quiet=1, max_quiet=30)},
+        "join": {"on_duplicate": "join"},
+        "replace": {"on_duplicate": Replace(grace=3600)},  # as the first body does not stop
     }
-    return found | {name: {"on_duplicate": name} for name in ("join", "replace") if name in NAMED}
 
 
 def make(broker: str, store: str) -> Celery:
