@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from celery import bootsteps
 
 from celery_singleton_lock.config.exclusions import refuse_different_limits
+from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
@@ -15,6 +17,23 @@ from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
+
+
+def singleton_tasks(app: Any) -> list[Any]:
+    """Return the tasks of an app that have the options of this library."""
+    return [task for task in list(app.tasks.values()) if getattr(type(task).__call__, "_singleton", False)]
+
+
+def options_of(task: Any) -> Options:
+    """Return the options of a task that a worker may run.
+
+    Raises:
+        ConfigurationError: an option cannot be used, alone or in this app.
+    """
+    options = config_for(task).options
+    if getattr(options.on_duplicate, "reads_result", False):
+        refuse_unreadable_results(task)
+    return options
 
 
 class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -36,19 +55,20 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 "singleton_lock_url='memory://' locks nothing under prefork, where each child has its own memory: "
                 "use another pool, or the URL of a Redis server"
             )
-        self._options = {
-            task.name: config_for(task).options
-            for task in list(parent.app.tasks.values())
-            if getattr(type(task).__call__, "_singleton", False)
-        }
+        self._options = {task.name: options_of(task) for task in singleton_tasks(parent.app)}
         refuse_different_limits(self._options)
-        for name, options in self._options.items():
-            if getattr(options.on_duplicate, "reads_result", False):
-                refuse_unreadable_results(parent.app.tasks[name])
 
     def start(self, parent: Any) -> None:
+        logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
         self._check_visibility_timeout(parent.app.conf)
         _check_store(context_of(parent.app))
+
+    def _ttls(self) -> str:
+        """Return the names of the tasks for each `lock_ttl`."""
+        names: dict[float, list[str]] = {}
+        for name, options in sorted(self._options.items()):
+            names.setdefault(options.lock_ttl, []).append(name)
+        return "; ".join(f"lock_ttl {ttl:g} s for {', '.join(names[ttl])}" for ttl in sorted(names)) or "no task"
 
     def _check_visibility_timeout(self, conf: Any) -> None:
         """Warn if a time is too long for the broker, which delivers a waiting message again after its visibility timeout."""
@@ -71,6 +91,11 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 "after a worker died, a redelivered message waits for the rest of lock_ttl",
                 timeout, ", ".join(outlived),
             )  # fmt: skip
+
+
+def without_login(url: str) -> str:
+    """Return a store's URL without user, password and options; of several servers, the last one that has a login."""
+    return re.sub(r"//.*@", "//", url).partition("?")[0]
 
 
 def _check_store(context: ProcessContext) -> None:

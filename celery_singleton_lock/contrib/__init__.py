@@ -1,0 +1,1 @@
+"""Parts for other frameworks. Nothing else of this library imports them."""
