@@ -10,7 +10,7 @@ from typing import Any
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.lease import Lease, LeaseState
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.native import CallbackRunner
 
 
@@ -61,7 +61,5 @@ def _send_for(signal: Any, state: LeaseState) -> None:
 
 def _log(state: LeaseState, text: str, *more: object) -> None:
     request = state.request
-    logger.warning(
-        f"Task %s[%s] on %s (pid %d) {text}",
-        state.task.name, request.task_id, request.node, request.pid, request.lock, *more,
-    )  # fmt: skip
+    log = about(state.task, request.task_id, request.lock)
+    log.warning(f"on %s (pid %d) {text}", request.node, request.pid, request.lock, *more)

@@ -1,9 +1,17 @@
-"""The logger of this library. It escapes control characters in ids and names, as they come with messages."""
+"""The logger of this library. It escapes control characters in ids and names, as they come with messages.
+
+Each record has the fields `task` (its name), `task_id`, `key` (the lock) and `holder` (who holds that instead: a dict as of
+`Holder.as_dict`), for formatters that write JSON. A field that is not known, or does not apply, is empty; a holder is None then.
+"""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
+
+from celery_singleton_lock.holder import Holder
+
+_EMPTY = {"task": "", "task_id": "", "key": "", "holder": None}
 
 
 def _escaped(argument: Any) -> Any:
@@ -18,12 +26,31 @@ def _escaped(argument: Any) -> Any:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-class _EscapeArguments(logging.Filter):
+class _Complete(logging.Filter):
+    """Escapes arguments, and gives a record that is not about a task the same fields, empty."""
+
     def filter(self, record: logging.LogRecord) -> bool:
+        record.__dict__ = {**_EMPTY, **record.__dict__}
         if isinstance(record.args, tuple):
             record.args = tuple(_escaped(argument) for argument in record.args)
         return True
 
 
 logger = logging.getLogger("celery_singleton_lock")
-logger.addFilter(_EscapeArguments())
+logger.addFilter(_Complete())
+
+
+class TaskLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 knows no argument
+    """Logs about one message of a task: each text begins with its name and task id."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            fields: Any = self.extra
+            text = f"Task %s[%s] {msg}"
+            self.logger.log(level, text, fields["task"], fields["task_id"], *args, extra=fields, stacklevel=2, **kwargs)
+
+
+def about(task: Any, task_id: str, key: str = "", holder: Holder | None = None) -> TaskLog:
+    """Return the log of a message; `key`: the lock that it wants or has, `holder`: who holds that instead."""
+    fields = {"task": task.name, "task_id": task_id, "key": key, "holder": holder.as_dict() if holder else None}
+    return TaskLog(logger, fields)

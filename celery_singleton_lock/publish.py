@@ -18,7 +18,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send as send_signal
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import lifetime, reservation
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
@@ -66,7 +66,7 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     try:
         result = context_of(task.app).store.acquire(wanted)
     except StoreError as error:
-        logger.warning("Task %s[%s] could not acquire %s: %s", task.name, wanted.task_id, wanted.lock, error)
+        about(task, wanted.task_id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
         send_signal(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
         if not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise":
             raise
@@ -83,7 +83,8 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
     send_signal(signals.duplicate, task, key=wanted.lock, task_id=wanted.task_id, holder=holder, policy=policy)
     if isinstance(decision, Fail):
         raise DuplicateTask(wanted.lock, holder)
-    logger.info("Task %s was not published: %s is held by %s", task.name, wanted.lock, holder)
+    log = about(task, wanted.task_id, wanted.lock, holder)
+    log.info("was not published: %s is held by %s", wanted.lock, holder)
     result = task.AsyncResult(holder.task_id)
     result.duplicate = holder
     return result
@@ -93,4 +94,4 @@ def _cancel(task: Any, wanted: LeaseRequest) -> None:
     try:
         context_of(task.app).store.release(wanted, success=False)
     except StoreError as error:  # it expires
-        logger.warning("Task %s[%s]: its reservation could not be released: %s", task.name, wanted.task_id, error)
+        about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from logging import DEBUG
 from typing import Any
 
 from celery.exceptions import Retry
@@ -16,6 +17,7 @@ from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
@@ -86,6 +88,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return body()
     _note_grant(state, options, result, sent_at)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
+    if logger.isEnabledFor(DEBUG):
+        about(task, request.id, wanted.lock).debug("acquired %s, fence %d", wanted.lock, result.fence)
     forget_retry_state(request)
     if options.lock_until == "start":
         release(execution, state, success=False)

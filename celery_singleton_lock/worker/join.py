@@ -17,7 +17,7 @@ from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Fail, Follow
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
 from celery_singleton_lock.worker.decision import decide, policy_of
@@ -64,14 +64,16 @@ def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, hold
     refuse_unreadable_results(task)
     holder = holder or Holder()
     if holder.state == "held":
-        found = _result(task, request, holder.task_id)
+        found = _result(task, request, wanted, holder.task_id)
         if isinstance(found, Joined):
             return found.result
     elif holder.task_id in (request.parent_id, request.root_id):
         error = DuplicateTask(wanted.lock, holder)
-        logger.warning("Task %s[%s] failed, as it would wait for a task that sent it: %s", task.name, request.id, error)
+        about(task, request.id, wanted.lock, holder).warning(
+            "failed, as it would wait for a task that sent it: %s", error
+        )
         raise error
-    logger.info("Task %s[%s] follows task %s: it ends with its result", task.name, request.id, holder.task_id)
+    about(task, request.id, wanted.lock, holder).info("follows task %s: it ends with its result", holder.task_id)
     _follow_on(task, request, wanted, decision.delay, holder)
 
 
@@ -84,7 +86,7 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         Exception: the error of the task that it follows.
     """
     state = retry_state_of(request)
-    found = _result(task, request, state.follows)
+    found = _result(task, request, wanted, state.follows)
     if isinstance(found, Joined):
         return found
     holder: Holder | None = Holder(state.follows)
@@ -92,14 +94,14 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         try:
             holder = store.holder(wanted.lock)
         except StoreError as error:
-            logger.warning("Task %s[%s] follows on, its lock unknown: %s", task.name, request.id, error)
+            about(task, request.id, wanted.lock).warning("follows on, its lock unknown: %s", error)
     if state.found_free if holder is None else holder.task_id == request.id:
         return None
     known = holder or Holder(state.follows)
     _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.HELD, known))
     if isinstance(decision, Fail):
         failure = DuplicateTask(wanted.lock, known)
-        logger.warning("Task %s[%s] failed as a duplicate: %s", task.name, request.id, failure)
+        about(task, request.id, wanted.lock, known).warning("failed as a duplicate: %s", failure)
         raise failure
     if not isinstance(decision, Follow):  # the task has another policy now
         return None
@@ -119,7 +121,7 @@ def _follow_on(
     raise Ignore("follows another task")
 
 
-def _result(task: Any, request: Any, task_id: str) -> Joined | str:
+def _result(task: Any, request: Any, wanted: LeaseRequest, task_id: str) -> Joined | str:
     """Return how a task has ended, or its state; one whose worker died has not ended.
 
     Raises:
@@ -128,7 +130,7 @@ def _result(task: Any, request: Any, task_id: str) -> Joined | str:
     try:
         found: Mapping[str, Any] = task.backend.get_task_meta(task_id)
     except Exception as failure:
-        logger.warning("Task %s[%s]: the result of %s could not be read: %s", task.name, request.id, task_id, failure)
+        about(task, request.id, wanted.lock).warning("could not read the result of %s: %s", task_id, failure)
         return _UNKNOWN
     state: str = found["status"]
     result = found["result"]
@@ -136,7 +138,7 @@ def _result(task: Any, request: Any, task_id: str) -> Joined | str:
         return str(PENDING)
     if state not in READY_STATES:
         return state
-    logger.info("Task %s[%s] ends as task %s did: %s", task.name, request.id, task_id, state)
+    about(task, request.id, wanted.lock).info("ends as task %s did: %s", task_id, state)
     if state != SUCCESS:
         raise result
     return Joined(result)

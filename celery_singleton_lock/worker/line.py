@@ -28,7 +28,7 @@ from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
 from celery_singleton_lock.store.protocol import (
     LINE_TOKEN,
@@ -101,7 +101,7 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
             raise Reject(failure, requeue=True) from failure
         raise
     if decision.terminate and result.holder:
-        terminate(task, request, result.holder)
+        terminate(task, request, wanted, result.holder)
     message = _text(_started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
@@ -142,7 +142,7 @@ def handle_copy(
                 wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
     except StoreError as error:  # the message does what `on_store_error` says
-        logger.warning("Task %s[%s] could not ask for its place in line: %s", task.name, request.id, error)
+        about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
     except (Reject, Ignore):
         raise
     except Exception as failure:
@@ -179,14 +179,12 @@ def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockS
 
 def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> NoReturn:
     """Store FAILURE for a message that nobody would publish any more."""
-    logger.error(
-        "Task %s[%s] waited in line and could neither go on nor be published: %s", task.name, request.id, failure
-    )
+    about(task, request.id, wanted.lock).error("waited in line and could neither go on nor be published: %s", failure)
     task.backend.mark_as_failure(request.id, failure, request=request)
     try:
         store.leave(wanted, retry_state_of(request).ticket)
     except StoreError as error:
-        logger.warning("Task %s[%s] could not leave the line: %s", task.name, request.id, error)
+        about(task, request.id, wanted.lock).warning("could not leave the line: %s", error)
     raise Ignore("the message that waited in line has failed")
 
 
@@ -208,9 +206,12 @@ def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:
         if text:
             Signature.from_dict(_json.loads(text), app=task.app).apply_async()
     except StoreError as error:
-        logger.warning("Task %s: the next in line for %s starts later: %s", task.name, wanted.lock, error)
+        about(task, wanted.task_id, wanted.lock).warning(
+            "could not wake the next in line for %s: %s", wanted.lock, error
+        )
     except Exception as error:  # the broker, or a receiver of a signal
-        logger.warning("Task %s: the next in line for %s could not be published: %r", task.name, wanted.lock, error)
+        log = about(task, wanted.task_id, wanted.lock)
+        log.warning("could not publish the next in line for %s: %r", wanted.lock, error)
 
 
 def _text(signature: Any) -> str:

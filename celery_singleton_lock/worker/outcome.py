@@ -13,7 +13,7 @@ from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
@@ -52,14 +52,14 @@ def handle_duplicate(
     if isinstance(decision, Enqueue):
         return decision
     if isinstance(decision, RunLater):
-        run_later(task, request, decision.delay, error, wanted.place)
+        run_later(task, request, decision.delay, error, wanted)
     if wanted.place and wanted.place.ticket:
         store.leave(wanted, wanted.place.ticket)
     if isinstance(decision, Follow):
         return follow(task, request, wanted, decision, holder)
     if isinstance(decision, SkipRun):
         return _skip(task, request, decision, error)
-    logger.warning("Task %s[%s] failed as a duplicate: %s", task.name, request.id, error)
+    about(task, request.id, error.key, error.holder).warning("failed as a duplicate: %s", error)
     raise error
 
 
@@ -72,12 +72,10 @@ def _drop(
     if result.status is AcquireStatus.REPLACED:
         drop_replaced(task, request, store, wanted)
     if result.status is AcquireStatus.COMPLETED:
-        logger.info(
-            "Task %s[%s] dropped: another delivery of it held %s and succeeded", task.name, request.id, wanted.lock
-        )
+        about(task, request.id, wanted.lock).info("dropped: another delivery of it held %s and succeeded", wanted.lock)
         raise Ignore("another delivery of this task succeeded")
     if result.status is AcquireStatus.DROPPED:
-        logger.debug("Task %s[%s] dropped: another copy of it has started, or comes later", task.name, request.id)
+        about(task, request.id, wanted.lock).debug("dropped: another copy of it has started, or comes later")
         raise Ignore("another copy of this message counts")
     if result.waiting:
         _drop_waiting(task, request, wanted, result, error)
@@ -86,7 +84,7 @@ def _drop(
 def _drop_delivery(task: Any, request: Any, options: Options, error: DuplicateTask) -> None:
     """Drop a delivery whose message another delivery runs, or has run; return if a user has used a task id twice."""
     if goes_to_several_queues(task.app, request):
-        logger.info("Task %s[%s] dropped: another worker runs this broadcast: %s", task.name, request.id, error)
+        about(task, request.id, error.key, error.holder).info("dropped: another worker runs this broadcast: %s", error)
         raise Ignore("another worker runs this broadcast task")
     if error.holder.state != "held" or is_redelivered(request):
         check_redelivery_later(task, request, options, error)
@@ -96,9 +94,11 @@ def _drop_waiting(task: Any, request: Any, wanted: LeaseRequest, result: Acquire
     """Drop a delivery whose message waits in line."""
     if wanted.place and wanted.place.room and result.is_waiting:
         if result.quiet:
-            logger.info("Task %s[%s] waits for %.1f s without another call", task.name, request.id, result.quiet)
+            about(task, request.id, wanted.lock).info("waits for %.1f s without another call", result.quiet)
         else:
-            logger.info("Task %s[%s] waits in line (%d waiting): %s", task.name, request.id, result.waiting, error)
+            about(task, request.id, error.key, error.holder).info(
+                "waits in line (%d waiting): %s", result.waiting, error
+            )
         raise Ignore("waits in line")
     if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
         raise Ignore("waits in line already")
@@ -110,7 +110,7 @@ def _refuse_start(task: Any, request: Any, store: LockStore, wanted: LeaseReques
     if wanted.place and wanted.place.ticket:
         store.leave(wanted, wanted.place.ticket)
     error = TooManyStarts(wanted.lock, limit.n, limit.count)
-    logger.warning("Task %s[%s] failed: %s", task.name, request.id, error)
+    about(task, request.id, wanted.lock).warning("failed: %s", error)
     raise error
 
 
@@ -122,7 +122,7 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         StoreUnavailable: the option says so, or the task cannot be retried.
         Retry, Reject: the task is retried later.
     """
-    logger.warning("Task %s[%s] could not acquire %s: %s", task.name, request.id, wanted.lock, error)
+    about(task, request.id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
     send(signals.store_error, task, key=wanted.lock, task_id=request.id, error=error)
     reaction = options.on_store_error
     if wanted.place and wanted.place.room:  # a copy of the message is published already
@@ -135,12 +135,12 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
             policy = replace(policy, max_wait=math.inf)
         _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
-            run_later(task, request, decision.delay, error, wanted.place)
+            run_later(task, request, decision.delay, error, wanted)
         raise error
 
 
 def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> Any:
-    logger.info("Task %s[%s] skipped: %s", task.name, request.id, error)
+    about(task, request.id, error.key, error.holder).info("skipped: %s", error)
     if request.is_eager:
         request.callbacks = None
         return decision.result
@@ -151,5 +151,5 @@ def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> A
         try:
             task.send_event("task-singleton-skipped", key=error.key, holder=error.holder.as_dict(), **more)
         except Exception as failure:  # the task is stored as done, so it must not fail now
-            logger.warning("Task %s[%s]: no event could be sent: %s", task.name, request.id, failure)
+            about(task, request.id, error.key, error.holder).warning("could send no event: %s", failure)
     raise Ignore("skipped as a duplicate")

@@ -12,9 +12,9 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import DuplicateTask
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import RetryLater
-from celery_singleton_lock.store.protocol import Place
+from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.destination import shortened
 from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
 
@@ -26,18 +26,19 @@ def retry_policy_of(options: Options) -> RetryLater:
     return options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
 
 
-def run_later(task: Any, request: Any, delay: float, error: Exception, place: Place | None = None) -> NoReturn:
+def run_later(task: Any, request: Any, delay: float, error: Exception, wanted: LeaseRequest) -> NoReturn:
     """Publish the message again and raise `Retry`. Raise `Reject` or the given error if that fails."""
     delay, state = shortened(task.app, delay), retry_state_of(request)
-    ticket, copy = (place.ticket, place.copy) if place else ("", 0.0)
+    ticket, copy = (wanted.place.ticket, wanted.place.copy) if wanted.place else ("", 0.0)
     signature = signature_of(
         task, request, delay, RetryState(state.times + 1, state.waited + delay, ticket=ticket, copy=copy)
     )
-    is_stored = _mark_as_retry(task, request, error)
+    log = about(task, request.id, wanted.lock, getattr(error, "holder", None))
+    is_stored = _mark_as_retry(task, request, error, log)
     publish_or_reject(task, signature, error)
     if is_stored:
         request.ignore_result = True  # keeps the tracer from storing RETRY once more
-    logger.info("Task %s[%s] waits %.1f s: %s", task.name, request.id, delay, error)
+    log.info("waits %.1f s: %s", delay, error)
     raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
 
 
@@ -52,7 +53,7 @@ def publish_or_reject(task: Any, signature: Any, error: Exception) -> None:
         raise error from failure
 
 
-def _mark_as_retry(task: Any, request: Any, error: Exception) -> bool:
+def _mark_as_retry(task: Any, request: Any, error: Exception, log: TaskLog) -> bool:
     """Store the state RETRY before the message is published; tell whether that is done.
 
     Celery's tracer stores it afterwards, which could overwrite the FAILURE or REVOKED of a message that comes back quickly. The
@@ -63,7 +64,7 @@ def _mark_as_retry(task: Any, request: Any, error: Exception) -> bool:
     try:
         task.backend.mark_as_retry(request.id, error, request=request)
     except Exception as failure:  # publishing the message matters more
-        logger.warning("Task %s[%s]: its state RETRY could not be stored: %s", task.name, request.id, failure)
+        log.warning("could not store its state RETRY: %s", failure)
         return False
     return True
 
@@ -75,11 +76,13 @@ def check_redelivery_later(task: Any, request: Any, options: Options, error: Dup
     delay = min(delay, max(retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK))
     if error.holder.state == "held":
         if stored_state(task, request) == SUCCESS:
-            logger.info("Task %s[%s] dropped: another delivery of it succeeded: %s", task.name, request.id, error)
+            about(task, request.id, error.key, error.holder).info(
+                "dropped: another delivery of it succeeded: %s", error
+            )
             raise Ignore("another delivery of this task succeeded")
         delay = max(delay, error.holder.remaining)
     delay = shortened(task.app, delay)
-    logger.info("Task %s[%s] redelivered while another delivery of it runs: %s", task.name, request.id, error)
+    about(task, request.id, error.key, error.holder).info("redelivered while another delivery of it runs: %s", error)
     try:
         checked = state._replace(redelivery_checks=state.redelivery_checks + 1)
         signature_of(task, request, delay, checked).apply_async()
@@ -87,7 +90,7 @@ def check_redelivery_later(task: Any, request: Any, options: Options, error: Dup
         if task.acks_late:
             time.sleep(FIRST_REDELIVERY_CHECK)  # the broker delivers it again at once
             raise Reject(failure, requeue=True) from failure
-        logger.error("Task %s[%s]: this redelivery of it is lost: %s", task.name, request.id, failure)
+        about(task, request.id, error.key, error.holder).error("lost this redelivery: %s", failure)
     raise Ignore("another delivery of this task is running")
 
 
@@ -96,5 +99,5 @@ def stored_state(task: Any, request: Any) -> str:
     try:
         return str(task.backend.get_state(request.id))
     except Exception as failure:  # there may be no backend, or none that a worker can ask
-        logger.debug("Task %s[%s]: its state is not known: %s", task.name, request.id, failure)
+        about(task, request.id).debug("has a state that is not known: %s", failure)
         return ""

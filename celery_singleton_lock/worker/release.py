@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from logging import DEBUG
 from typing import Any
 
 from celery.signals import task_postrun
@@ -12,7 +13,7 @@ from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept
 from celery_singleton_lock.worker.line import wake
@@ -58,11 +59,13 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         try:
             pending.send(execution.context.store)
         except StoreError as error:
-            logger.warning(
-                "Task %s[%s] could not release its lock %s: %s", state.task.name, request.task_id, request.lock, error
+            about(state.task, request.task_id, request.lock).warning(
+                "could not release its lock %s: %s", request.lock, error
             )
             send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
         else:
+            if logger.isEnabledFor(DEBUG):
+                about(state.task, request.task_id, request.lock).debug("released %s", request.lock)
             if pending.line_waits:
                 wake(state.task, execution.context.store, request)
             if not state.lost:
@@ -95,4 +98,5 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
             try:
                 pending.send(context.store)
             except StoreError as error:  # the renewal thread tries again
-                logger.warning("Task id %s: a redelivery of it may run again: %s", pending.request.task_id, error)
+                ended = pending.request
+                about(sender, ended.task_id, ended.lock).warning("may run again when it is redelivered: %s", error)

@@ -9,7 +9,7 @@ from celery.states import READY_STATES
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import delivery_of
@@ -29,14 +29,14 @@ def end_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest
         Ignore: always: the end of this delivery, as Celery's tracer expects it.
     """
     reason = _reason(request, store, wanted)
-    logger.info("Task %s[%s] %s", task.name, request.id, reason)
+    about(task, request.id, wanted.lock).info("%s", reason)
     revoke_successors(task, request)
     task.backend.mark_as_revoked(request.id, reason, request, not ignores_result(task, request))
     if delivery_of(request).events:
         try:
             task.send_event("task-revoked", terminated=False, signum=None, expired=False)
         except Exception as failure:  # the task is stored as revoked, so it must not fail now
-            logger.warning("Task %s[%s]: no event could be sent: %s", task.name, request.id, failure)
+            about(task, request.id, wanted.lock).warning("could send no event: %s", failure)
     raise Ignore(reason)
 
 
@@ -47,7 +47,7 @@ def drop_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseReques
         Ignore: always.
     """
     if stored_state(task, request) in READY_STATES:
-        logger.info("Task %s[%s] dropped: it was replaced, and another delivery of it has ended", task.name, request.id)
+        about(task, request.id, wanted.lock).info("dropped: it was replaced, and another delivery of it has ended")
         raise Ignore("another delivery of this task has ended")
     end_replaced(task, request, store, wanted)
 
@@ -63,16 +63,17 @@ def _reason(request: Any, store: LockStore, wanted: LeaseRequest) -> str:
     return f"replaced by task {holder.task_id}"
 
 
-def terminate(task: Any, request: Any, holder: Holder) -> None:
+def terminate(task: Any, request: Any, wanted: LeaseRequest, holder: Holder) -> None:
     """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
     control, nodes = task.app.control, [holder.node]
+    log = about(task, request.id, wanted.lock, holder)
     try:
         stats = control.inspect(nodes, timeout=_PATIENCE).stats() or {}
         pool = str((stats.get(holder.node) or {}).get("pool", {}).get("implementation", ""))
         if pool.startswith(_CANNOT_TERMINATE):
-            logger.warning("Task %s[%s] waits, as its pool cannot terminate %s", task.name, request.id, holder)
+            log.warning("waits, as its pool cannot terminate %s", holder)
             return
-        logger.warning("Task %s[%s] has %s terminated, which did not stop", task.name, request.id, holder)
+        log.warning("has %s terminated, which did not stop", holder)
         control.revoke(holder.task_id, terminate=True, destination=nodes)
     except Exception as failure:  # the broker; the next copy tries again
-        logger.warning("Task %s[%s] could not have %s terminated: %r", task.name, request.id, holder, failure)
+        log.warning("could not have %s terminated: %r", holder, failure)

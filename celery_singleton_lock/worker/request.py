@@ -9,7 +9,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
@@ -46,7 +46,7 @@ class DeliveryMixin:
                 at_most = self._config().options.lock_at_most
                 self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most)
             except Exception:  # an error here would leave the message without an acknowledgement
-                logger.exception("Task %s[%s]: the supervisor cannot renew its lock", self.name, self.id)
+                about(self, self.id).exception("has a lock that the supervisor cannot renew")
 
     def revoked(self: Any) -> bool:
         """Tell whether the message was revoked or has expired; then its reservation and its place in line end.
@@ -63,9 +63,7 @@ class DeliveryMixin:
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
-                logger.warning(
-                    "Task %s[%s]: its reservation or its place in line remains: %s", self.name, self.id, error
-                )
+                about(self, self.id).warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
 
     def _config(self: Any) -> TaskConfig:

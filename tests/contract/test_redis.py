@@ -36,6 +36,12 @@ StartServer = Callable[..., RedisServer]
 TIMEOUT = 0.4
 SLACK = 0.6
 
+
+def revoked(lease_request: LeaseRequest) -> tuple[str, str, str, str]:
+    """Return the arguments that also forget the starts."""
+    return lease_request.base, lease_request.lock, "", lease_request.starts
+
+
 #: Each call that a store makes, for what is true of all of them.
 CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "acquire": lambda store, lease_request: store.acquire(lease_request),
@@ -53,7 +59,7 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
     "revoke": lambda store, lease_request: store.revoke(lease_request.base, lease_request.lock),
-    "revoke_starts": lambda store, lease_request: store.revoke(lease_request.base, lease_request.lock, "", "starts"),
+    "revoke_starts": lambda store, lease_request: store.revoke(*revoked(lease_request)),
     "eviction_policy": lambda store, lease_request: store.eviction_policy(),
 }
 every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())

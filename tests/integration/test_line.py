@@ -273,7 +273,7 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
     env.allow_publishing(False)
     env.let_go()
     env.get(first)
-    env.worker.wait_for_lines("could not be published")
+    env.worker.wait_for_lines("could not publish the next in line")
     env.allow_publishing(True)
     assert "done" == env.get(waiting, 40)
 

@@ -17,6 +17,7 @@ from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
+from tests.runbook import login
 from tests.servers import RedisServer, free_port
 
 NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "singleton_lock_url": None}
@@ -146,15 +147,17 @@ def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., Local
 
 
 def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """A login that may run scripts but no dangerous commands is enough, and causes no WARNING."""
+    """The login of the runbook is enough, also without INFO, and causes no WARNING."""
     with RedisServer() as guarded:
-        rules = ("on", ">pass", "~singleton*", "+@all", "-@dangerous", "-info")
-        redis.Redis.from_url(guarded.url()).execute_command("ACL", "SETUSER", "worker", *rules)
-        url = f"redis://worker:pass@127.0.0.1:{guarded.port}/0"
+        redis.Redis.from_url(guarded.url()).execute_command(*login("pass"), "-info")
+        url = f"redis://locks:pass@127.0.0.1:{guarded.port}/0"
         worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url}))
         job = env.job("store_raise")
         assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
         assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
+        (said,) = worker.lines(": INFO/", "Singleton locks in")
+        assert f"Singleton locks in redis://127.0.0.1:{guarded.port}/0: lock_ttl " in said
+        assert "store_raise" in said
         assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not show its maxmemory-policy"))
 
 

@@ -339,8 +339,9 @@ def test_terminate(singleton: Singleton, caplog: pytest.LogCaptureFixture, pool:
 
     task.app.control = control = Control(pool)
     task.push_request(id="id-2")
+    wanted = LeaseRequest("base", "digest", "token", 30.0)
     with caplog.at_level("WARNING", "celery_singleton_lock"):
-        replaced.terminate(task, task.request, HOLDER)
+        replaced.terminate(task, task.request, wanted, HOLDER)
     task.pop_request()
     expected = [("id-1", {"terminate": True, "destination": ["node@host"]})]
     assert (expected if is_revoked else []) == control.revoked
