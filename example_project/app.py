@@ -2,5 +2,7 @@
 
 from celery import Celery
 
-app = Celery("example_project", include=["example_project.tasks", "example_project.recording"])
+app = Celery(
+    "example_project", include=["example_project.tasks", "example_project.recording", "example_project.run_log"]
+)
 app.config_from_object("example_project.settings")

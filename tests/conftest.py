@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import _state
-from celery.signals import worker_init, worker_ready
+from celery.signals import task_postrun, worker_init, worker_ready
 
 from celery_singleton_lock import signals
 from tests.servers import RabbitMQServer, RedisServer, ServerMissing, rabbitmq_required
@@ -43,10 +43,13 @@ def rabbitmq_server() -> Iterator[RabbitMQServer]:
 def example() -> Iterator[Callable[[str], Any]]:
     """Imports a module of the example project, whose receivers would note what other tests do."""
     current = _state._tls.current_app
-    recording = import_module("example_project.recording")
+    recording, run_log = (import_module(f"example_project.{name}") for name in ("recording", "run_log"))
     signals.duplicate.disconnect(recording.on_duplicate)
     signals.lock_lost.disconnect(recording.on_lost)
     worker_init.disconnect(recording.on_init)
     worker_ready.disconnect(recording.on_ready)
+    worker_init.disconnect(run_log.on_init)
+    signals.lock_acquired.disconnect(run_log.on_acquired)
+    task_postrun.disconnect(run_log.on_end)
     yield lambda name: import_module(f"example_project.{name}")
     _state._tls.current_app = current

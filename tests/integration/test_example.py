@@ -274,3 +274,7 @@ def test_worker_and_beat_of_the_command_line(service: Callable[..., Process], sc
         process.signal(signal.SIGTERM)
         assert 0 == process.wait(15), process.output()
     assert left_behind(scratch) == []
+    command = [sys.executable, "-m", "example_project.run_log", str(ledger)]
+    shown = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert re.fullmatch(r"\S+ \S+ +5\.\d+  SUCCESS   import_rates +celery@\S+", shown[1]), shown
+    assert len(shown) == 1 + count(ledger, "SELECT count(*) FROM runs")
