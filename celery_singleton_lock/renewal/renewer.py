@@ -78,6 +78,10 @@ class Renewer(Generic[L]):
         """Renew this lease no more."""
         self._leases.pop(lease.request.token, None)
 
+    def leases(self) -> list[L]:
+        """Return the leases that are renewed now."""
+        return list(self._leases.values())
+
     def release_later(self, pending: PendingRelease, unanswered: bool = False) -> None:
         """Release a lease as soon as the store can be reached; see `PendingReleases.add`."""
         self._pending.add(pending, unanswered)

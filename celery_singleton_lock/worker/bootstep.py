@@ -14,6 +14,7 @@ from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
+from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork

@@ -72,6 +72,11 @@ def test_import_does_nothing() -> None:
     probe("")
 
 
+def test_command_imports_little() -> None:
+    """Celery imports the module of the command at each call of `celery`, also for a worker that has no singleton task."""
+    probe("import celery_singleton_lock.cli; assert 'redis' not in sys.modules")
+
+
 def test_app_without_singletons_is_left_alone() -> None:
     """An app that has no singleton task is not changed by the import."""
     probe(PLAIN_APP)

@@ -96,9 +96,9 @@ class RedisStore:
         reply = self._run(_call("holder", (lock,), (), _oldest_parts(slots)))
         return _holder(reply) if reply else None
 
-    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "") -> Holder | None:
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", task_id: str = "") -> Holder | None:
         parts = (*_oldest_parts(slots), *((Part("starts", (starts,)),) if starts else ()))
-        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL),), parts)
+        call = _call("revoke", (lock, *task_keys(base)), (_ms(REVOKED_TTL), task_id), parts)
         reply = self._run(call, once=True)
         return _holder(reply) if reply else None
 
