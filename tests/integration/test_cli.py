@@ -49,7 +49,8 @@ def command(directory: Path, *words: str, broker: str, store: str, **variables: 
     """Run `celery -A bare` with an app that knows these servers."""
     (directory / "bare.py").write_text(APP.format(broker=broker, store=store))
     paths = [str(directory), *filter(None, sys.path)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
+    # Bytecode of an app that was written in the same second, for other servers, would be taken for this one's.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", **variables}
     line = [sys.executable, "-m", "celery", "-A", "bare", *words]
     return subprocess.run(line, cwd=directory, env=env, capture_output=True, text=True, timeout=30)
 
