@@ -1,43 +1,48 @@
-"""The remote control command `singleton_locks`: what a worker itself knows of the locks that its bodies hold.
+"""The remote control command `singleton_locks`: what a worker knows of the tasks that it runs under locks.
 
 This module is also imported by the `celery` command, which must know the names of all such commands. So it imports little.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
 from celery.worker.control import inspect_command
-
-if TYPE_CHECKING:
-    from celery_singleton_lock.store.protocol import LeaseRequest
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def singleton_locks(state: Any, **_: Any) -> list[dict[str, Any]]:
-    """Locks of the bodies that this worker runs."""
-    return own_locks(state.app)
+    """Tasks with locks that this worker runs."""
+    return tasks_with_locks(state.app)
 
 
-def own_locks(app: Any) -> list[dict[str, Any]]:
-    """Return what this process knows of its locks, without I/O.
+def tasks_with_locks(app: Any) -> list[dict[str, Any]]:
+    """Return the singleton tasks that this worker has received and that have not ended, without I/O.
 
-    Each is a dict: `task` (the name, or the lock group), `task_id`, `pid`, `key` and `held`. The main process of a prefork worker
-    knows neither the key nor whether the lease was lost: they are empty and None.
+    Each is a dict: `task`, `task_id`, `key`, `pid` and `held`. `pid` is None until a process has begun the task. `held` tells
+    whether its body may go on under its lock; it is None where another process knows that (prefork), and before it has begun.
     """
+    from celery.worker.state import reserved_requests
+
     from celery_singleton_lock.context import context_of
+    from celery_singleton_lock.worker.request import DeliveryMixin
 
-    context = context_of(app)
-    found: list[tuple[LeaseRequest, str, bool | None]]
-    found = [(lease.request, lease.request.lock, lease.held) for lease in context.renewer.leases()]
-    if context.supervisor is not None:
-        found += [(lease.request, "", None) for lease in context.supervisor.running()]
-    return [
-        {"task": _tag(request.base), "task_id": request.task_id, "pid": request.pid, "key": key, "held": held}
-        for request, key, held in found
-    ]
+    leases = {lease.request.task_id: lease for lease in context_of(app).renewer.leases()}
+    found = []
+    requests: list[Any] = [request for request in list(reserved_requests) if isinstance(request, DeliveryMixin)]
+    for request in requests:
+        lease = leases.get(request.id)
+        if lease:
+            own = {"key": lease.request.lock, "pid": lease.request.pid, "held": lease.held}
+        else:
+            own = {"key": _key(request), "pid": request.worker_pid if request.supervisor else None, "held": None}
+        found.append({"task": request.name, "task_id": request.id, **own})
+    return found
 
 
-def _tag(base: str) -> str:
-    """Return what is between the braces of a key: the name of the task or of its group."""
-    return base.partition("{")[2].rpartition("}")[0]
+def _key(request: Any) -> str:
+    """Return the lock key of a message, as far as it is known before a slot is chosen; "" if it has none."""
+    with suppress(Exception):  # arguments that do not fit, or a function of the user's
+        return str(request.lock_key())
+    return ""

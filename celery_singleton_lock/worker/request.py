@@ -66,6 +66,11 @@ class DeliveryMixin:
                 about(self, self.id).warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
 
+    def lock_key(self: Any) -> str:
+        """Return the key of the message's lock; that of slot 0 where there are several."""
+        key: str = self._config().lock_keys(self.args, self.kwargs)[0]
+        return key
+
     def _config(self: Any) -> TaskConfig:
         return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
 

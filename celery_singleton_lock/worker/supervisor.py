@@ -81,12 +81,6 @@ class Supervisor:
                 child.lease = lease
         self._renewer.add(lease)
 
-    def running(self) -> list[ChildLease]:
-        """Return the leases that children may have whose end the pool still waits for."""
-        with self._mutex:
-            children = list(self._children.values())
-        return [child.lease for child in children if child.lease.is_running()]
-
     def answered(self, lease: ChildLease, result: RenewResult, sent_at: float) -> None:
         """Renew again in time; soon where another delivery has the lock, as the child may reacquire it."""
         lease.due = sent_at + lease.request.ttl / (12 if result is RenewResult.NOT_OWNER else 3)

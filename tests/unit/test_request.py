@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 from collections.abc import Callable
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery import Celery
 from celery.app.task import Context
 from celery.concurrency import get_implementation
 from celery.concurrency.prefork import TaskPool
+from celery.worker import state
 from kombu.message import Message
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
@@ -21,6 +23,7 @@ from celery_singleton_lock.context import context_of, replace_context
 from celery_singleton_lock.testing import memory_store
 from celery_singleton_lock.worker import request as worker
 from celery_singleton_lock.worker.bootstep import SingletonStep
+from celery_singleton_lock.worker.control import tasks_with_locks
 from celery_singleton_lock.worker.delivery import Delivery, delivery_of
 
 
@@ -121,3 +124,24 @@ def test_task_whose_runtime_is_another(app: Celery) -> None:
     token = request._lease_request(1).token
     with memory_store(app):
         assert token == sent(request).token == request._lease_request(1).token
+
+
+def test_tasks_with_locks(app: Celery) -> None:
+    """A worker names a task from its reception to its end: before a child has begun it, and also if its key cannot be made."""
+    own, other = received(app), received(app)
+    other.id, other._args = "2", ["an argument that the task does not take"]
+    for request in (own, other):
+        state.task_reserved(request)
+    try:
+        known = {"task": "x", "pid": None, "held": None}
+        expected = [
+            {**known, "task_id": "1", "key": app.tasks["x"].lock_key_for()},
+            {**known, "task_id": "2", "key": ""},
+        ]
+        assert expected == sorted(tasks_with_locks(app), key=itemgetter("task_id"))
+        own.worker_pid = 4711
+        assert 4711 in [found["pid"] for found in tasks_with_locks(app)]
+    finally:
+        for request in (own, other):
+            state.task_ready(request)
+    assert [] == tasks_with_locks(app)
