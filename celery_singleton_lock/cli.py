@@ -12,9 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.worker import control  # so that `celery inspect` knows its command
-
-__all__ = ["control", "singleton"]
+from celery_singleton_lock.worker import control  # noqa: F401 - registers its command, so that `celery inspect` knows it
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

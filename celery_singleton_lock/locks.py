@@ -5,13 +5,13 @@ A key is what logs, errors, events and `lock_key_for()` show. No task module is 
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
@@ -99,12 +99,15 @@ def _base_of(app: Any, key: str) -> str:
 
 def _answer_of_node(app: Any, found: Holder, timeout: float) -> str:
     """Ask the holder's node, which must answer in time, whether it runs the holder."""
-    replies: Any = None
-    with suppress(Exception), app.connection_for_write() as connection:  # the broker may be away
-        connection.ensure_connection(max_retries=1, interval_start=0)
-        replies = app.control.broadcast(
-            "singleton_locks", destination=[found.node], reply=True, timeout=timeout, connection=connection
-        )
+    replies: Any = ()
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            replies = app.control.broadcast(
+                "singleton_locks", destination=[found.node], reply=True, timeout=timeout, connection=connection
+            )
+    except Exception as error:  # the broker
+        logger.warning("%s could not be asked: %s", found.node, error)
     for reply in replies or ():
         known = reply.get(found.node)
         if isinstance(known, list):  # else an error: of a worker without this command

@@ -45,12 +45,12 @@ class TaskLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 k
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if self.isEnabledFor(level):
-            fields: Any = self.extra
+            fields: Any = dict(self.extra or {})
+            fields["holder"] = fields["holder"] and fields["holder"].as_dict()
             text = f"Task %s[%s] {msg}"
             self.logger.log(level, text, fields["task"], fields["task_id"], *args, extra=fields, stacklevel=2, **kwargs)
 
 
 def about(task: Any, task_id: str, key: str = "", holder: Holder | None = None) -> TaskLog:
     """Return the log of a message; `key`: the lock that it wants or has, `holder`: who holds that instead."""
-    fields = {"task": task.name, "task_id": task_id, "key": key, "holder": holder.as_dict() if holder else None}
-    return TaskLog(logger, fields)
+    return TaskLog(logger, {"task": task.name, "task_id": task_id, "key": key, "holder": holder})

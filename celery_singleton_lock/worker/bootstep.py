@@ -111,5 +111,12 @@ def _check_store(context: ProcessContext) -> None:
         policy = context.store.eviction_policy()
     except StoreError as error:  # a login may be allowed to run scripts, but not INFO
         return logger.info("The store of locks does not show its maxmemory-policy: %s", error)
-    if policy not in ("", "noeviction"):
-        logger.warning("The store of locks may drop locks when it is full: its maxmemory-policy is %s", policy)
+    if problem := problem_of(policy):
+        logger.warning("%s", problem)
+
+
+def problem_of(eviction_policy: str) -> str:
+    """Return what is wrong with a store's eviction policy, "" if nothing is."""
+    if eviction_policy in ("", "noeviction"):
+        return ""
+    return f"The store of locks may drop locks when it is full: its maxmemory-policy is {eviction_policy}"

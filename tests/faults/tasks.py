@@ -214,7 +214,7 @@ def _fork_through(task: Task, tag: str) -> str:
     """Fork, and let the child leave the body like the parent; it must not release the lock."""
     if not os.fork():
         raise Bang("a copy of the body")
-    time.sleep(2.5)
+    time.sleep(2.5)  # the body's own work, while its lock must be kept
     return "forked"
 
 

@@ -148,6 +148,7 @@ def test_broker_away(env: WorkerEnvironment, celery: Run) -> None:
     before = time.monotonic()
     done = celery("singleton", "release", key, broker=f"redis://127.0.0.1:{free_port()}/0")
     assert f"refused: {env.worker.hostname()} did not answer; " in done.stdout
+    assert f"{env.worker.hostname()} could not be asked: " in done.stderr
     assert time.monotonic() - before < 10
     assert 0 == celery("singleton", "release", key).returncode
 

@@ -88,7 +88,7 @@ def test_nothing_outlives_a_test_process_that_is_killed(tmp_path: Path) -> None:
         from tests.servers import RedisServer
         server = RedisServer().start()
         print(server.port, server.directory, flush=True)
-        time.sleep(60)
+        time.sleep(60)  # it is killed before
     """)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=env)

@@ -153,7 +153,7 @@ class TestShutdown:
         """The lock of a killed worker expires lock_ttl after its last renewal."""
         worker = fresh_worker(WorkerSpec(concurrency=1))
         env.hold("skip_short", queue=worker.worker_queue)
-        time.sleep(2.5)
+        time.sleep(2.5)  # longer than lock_ttl: it is held by renewal
         assert env.is_locked("skip_short")
         worker.kill()
         killed = time.monotonic()

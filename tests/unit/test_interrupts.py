@@ -103,7 +103,7 @@ def test_blocking_call_in_the_main_thread_is_interrupted() -> None:
     """In the main thread a blocking call ends at once, and the error has the key."""
     began = time.monotonic()
     with pytest.raises(LockLost) as lost:
-        run_and_fire(here("the-key"), 0.05, lambda: time.sleep(10))
+        run_and_fire(here("the-key"), 0.05, lambda: time.sleep(10))  # which ends early
     assert time.monotonic() - began < 2
     assert "the-key" == lost.value.key
 

@@ -17,7 +17,7 @@ from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.worker.bootstep import options_of, singleton_tasks
+from celery_singleton_lock.worker.bootstep import options_of, problem_of, singleton_tasks
 
 #: Before Celery (5.7) imports task modules in a Django project, it runs all checks.
 _is_running = ContextVar("celery_singleton_lock_check", default=False)
@@ -71,14 +71,12 @@ def check_store(app_configs: Any, **_: Any) -> list[CheckMessage]:
     except ConfigurationError:  # E001
         return []
     try:
-        policy = store.eviction_policy()
+        problem = problem_of(store.eviction_policy())
     except StoreError as error:
         return [_warning("W002", f"The store of locks does not show its maxmemory-policy: {error}")]
     finally:
         store.close()
-    if policy in ("", "noeviction"):
-        return []
-    return [_warning("W001", f"The store of locks may drop locks when it is full: its maxmemory-policy is {policy}")]
+    return [_warning("W001", problem)] if problem else []
 
 
 def _error(number: str, error: ConfigurationError) -> CheckMessage:
