@@ -37,7 +37,7 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
     """Show who holds the lock with this KEY. Exits with 1 if nobody does."""
     from celery_singleton_lock import locks
 
-    holder = _asked(locks.holder, context, key)
+    holder = _asked(locks.show, context, key)
     if as_json:
         click.echo(json.dumps(holder and holder.as_dict()))
     else:

@@ -19,7 +19,7 @@ RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
 
 @dataclass(frozen=True)
 class Release:
-    """What became of the wish to release a lock.
+    """What became of a request to release a lock.
 
     Arguments:
         outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held
@@ -50,7 +50,7 @@ class Release:
         return f"{self.outcome}: {said}; held by {self.holder}"
 
 
-def holder(app: Any, key: str) -> Holder | None:
+def show(app: Any, key: str) -> Holder | None:
     """Return who holds a lock, or None.
 
     Raises:

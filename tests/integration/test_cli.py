@@ -177,7 +177,7 @@ def test_another_task_that_started_meanwhile(env: WorkerEnvironment, monkeypatch
     monkeypatch.setattr(locks, "_answer_of_node", answer)
     done = locks.release(env.app, key)
     assert ("changed", False, "vanished") == (done.outcome, done.released, done.holder and done.holder.task_id)
-    assert (found := locks.holder(env.app, key)) is not None
+    assert (found := locks.show(env.app, key)) is not None
     assert "newcomer" == found.task_id
     monkeypatch.undo()
     assert locks.release(env.app, key).released
