@@ -13,6 +13,7 @@ from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LockStore
+from celery_singleton_lock.tally import Tally
 
 
 class ProcessContext:
@@ -30,7 +31,8 @@ class ProcessContext:
         limit = None if single else max(1, settings.pool_limit - 1)
         self.store = store or open_store(settings, limit)
         self.callbacks = CallbackRunner()
-        self.events = EventLogger(self.callbacks)
+        self.tally = Tally()
+        self.events = EventLogger(self.callbacks, self.tally)
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
@@ -54,7 +56,7 @@ def open_store(settings: Settings, limit: int | None) -> LockStore:
     from celery_singleton_lock.store.redis import RedisStore, connector
 
     connect = connector(settings.url, settings.options, settings.tls, settings.store_timeout)
-    return RedisStore(connect, settings.store_timeout, limit)
+    return RedisStore(connect, settings.store_timeout, limit, settings.history if settings.stats else None)
 
 
 def context_of(app: Any, single: bool = False) -> ProcessContext:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.tally import Tally
 
 
 def send(signal: Any, task: Any, **named: Any) -> None:
@@ -21,16 +22,24 @@ def send(signal: Any, task: Any, **named: Any) -> None:
 
 
 class EventLogger:
-    """Reports renewal. Log handlers and receivers run apart from the renewal thread, so they cannot delay or end it."""
+    """Reports renewal, and counts it. Log handlers and receivers run apart from the renewal thread, so they cannot delay it."""
 
-    def __init__(self, callbacks: CallbackRunner) -> None:
+    def __init__(self, callbacks: CallbackRunner, tally: Tally | None = None) -> None:
         self._callbacks = callbacks
+        self._tally = tally or Tally()
 
     def renewed(self, state: LeaseState) -> None:
+        self._tally.count(state.request.base, "renewals")
         if signals.lock_renewed.receivers:
             self._report(_send_for, signals.lock_renewed, state)
 
-    def lost(self, state: LeaseState) -> None:
+    def not_renewed(self, leases: Sequence[LeaseState]) -> None:
+        self._tally.count(leases[0].request.base, "store_errors:renew")
+        for state in leases:
+            self._tally.count(state.request.base, "renewal_failures")
+
+    def lost(self, state: LeaseState, reason: str = "expired") -> None:
+        self._tally.count(state.request.base, f"lost:{reason}")
         self._report(_log, state, "lost its lock %s and is still running")
         self._report(_send_for, signals.lock_lost, state)
 

@@ -11,7 +11,7 @@ class Holder:
     """The delivery that holds a lock.
 
     Arguments:
-        task_id: id of the task that runs.
+        task_id: id of the task that runs; empty in an operator's hold.
         node: name of its worker node.
         pid: process that runs the body.
         age: seconds since it was granted, by the store's clock.
@@ -33,5 +33,7 @@ class Holder:
         return asdict(self)
 
     def __str__(self) -> str:
+        if self.state == "held" and not self.task_id:
+            return f"an operator's hold (expires in {self.remaining:.1f} s)"
         where = f"on {self.node} (pid {self.pid}," if self.state == "running" else f"({self.state}"
         return f"task {self.task_id} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"

@@ -1,10 +1,17 @@
-"""Locks by their keys: who holds one, and how to release it safely. `celery singleton` is a client of this module.
+"""Locks as an operator sees them: which ones exist, what they did, and how to release one safely.
 
-A key is what logs, errors, events and `lock_key_for()` show. No task module is needed, and a worker only to release a lock.
+`celery singleton`, the exporter and the Django admin are clients of this module. No task module is needed; workers and the
+broker only to release a lock. A key is what logs, errors, events and `lock_key_for()` show; `task` is the name of a task, or of
+a `lock_group`.
+
+All functions raise `ConfigurationError` if the app has no store, or one that keeps no records, and `StoreError` if the store is
+unreachable or refuses. Records are kept while `singleton_lock_stats` is on.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +19,8 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
+from celery_singleton_lock.signature.canonical import escaped
+from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
@@ -24,12 +33,14 @@ class Release:
     Arguments:
         outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held
             it; `"changed"`, if the holder's lease ended meanwhile.
+        key: of the lock.
         holder: who held it.
         answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
             It is not asked if no body runs, and the text is empty then.
     """
 
     outcome: str
+    key: str
     holder: Holder | None = None
     answer: str = ""
 
@@ -37,6 +48,10 @@ class Release:
     def released(self) -> bool:
         """Whether the lock was revoked from its holder."""
         return self.outcome == "released"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return {**vars(self), "holder": self.holder and self.holder.as_dict()}
 
     def __str__(self) -> str:
         if self.holder is None:
@@ -50,15 +65,91 @@ class Release:
         return f"{self.outcome}: {said}; held by {self.holder}"
 
 
+# -- what exists -------------------------------------------------------------------------------
+
+
+def find(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iterator[Lock]:
+    """Yield the locks that exist, in no order, those of operators' holds included.
+
+    Arguments:
+        task: only of this task or group.
+        node: only held on this worker node.
+        min_age: only held for at least so many seconds.
+    """
+    records = _records(app)
+    for name in [task] if task else tasks(app):
+        for lock in records.locks(_base(app, name)):
+            if node in ("", lock.holder.node) and lock.holder.age >= min_age:
+                yield lock
+
+
+def tasks(app: Any) -> list[str]:
+    """Return the names of the tasks and groups that workers have had since the store has its data."""
+    return _records(app).tasks(_tasks_key(app))
+
+
 def show(app: Any, key: str) -> Holder | None:
     """Return who holds a lock, or None.
 
     Raises:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
-        StoreError: the store is unreachable, or refused.
     """
     _base_of(app, key)
     return context_of(app).store.holder(key)
+
+
+def find_task_id(app: Any, task_id: str) -> Lock | None:
+    """Return the lock that this task holds, or None."""
+    return next((lock for lock in find(app) if lock.holder.task_id == task_id), None)
+
+
+# -- what they did -----------------------------------------------------------------------------
+
+
+def stats(app: Any, task: str = "") -> list[Statistics]:
+    """Return the counters of each task, or of one, and how many of its locks exist now.
+
+    The names of counters, with labels after a colon:
+
+    * `acquired`, `reacquired`, `expired`, `revoked`, and `released:` with `success`, `failure`, `retry` or `other`. While the
+      store loses nothing, acquired + reacquired = released + expired + revoked + what exists now (`Statistics.held`).
+    * `duplicates:` with the policy's name, `callable` or `custom`: messages that found the lock held, each counted once.
+      `redelivery_checks`: deliveries of a message that another delivery runs. `starts_refused`: by `max_starts`.
+    * `lost:` with `expired`, `not_owner`, `revoked` or `lock_at_most`; `renewals`, `renewal_failures`, `store_errors:` with the
+      verb: counted by the processes of bodies, which report it when they next acquire a lock of the task.
+    * `hold:` and `wait:` with an upper bound in seconds: how many leases were held, and how many messages waited, at most so
+      long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
+    * `last_start`, `last_success`: when, in milliseconds since 1970.
+    """
+    return [_statistics(app, name) for name in ([task] if task else tasks(app))]
+
+
+def _statistics(app: Any, name: str) -> Statistics:
+    records, base = _records(app), _base(app, name)
+    records.sweep(base)
+    states: Counter[str] = Counter()
+    oldest, blocked = 0.0, 0
+    for lock in records.locks(base):
+        states[lock.holder.state] += 1
+        blocked = max(blocked, lock.duplicates)
+        if lock.holder.state == "running":
+            oldest = min(oldest or lock.since, lock.since)
+    return Statistics(name, records.counters(base), states, oldest, blocked)
+
+
+def history(app: Any, task: str) -> list[Run]:
+    """Return the last runs of a task, the newest first: `singleton_lock_history` of them."""
+    records, base = _records(app), _base(app, task)
+    records.sweep(base)
+    return records.history(base)
+
+
+def server(app: Any) -> Mapping[str, str]:
+    """Return what the server of the store says of itself (INFO)."""
+    return _records(app).server()
+
+
+# -- what an operator does ---------------------------------------------------------------------
 
 
 def release(app: Any, key: str, force: bool = False, dry_run: bool = False, timeout: float = 1.0) -> Release:
@@ -73,23 +164,66 @@ def release(app: Any, key: str, force: bool = False, dry_run: bool = False, time
 
     Raises:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
-        StoreError: the store is unreachable, or refused.
     """
     base, store = _base_of(app, key), context_of(app).store
     found = store.holder(key)
     if found is None:
-        return Release("free")
+        return Release("free", key)
     answer = _answer_of_node(app, found, timeout) if found.state == "running" else ""
     if answer in (RUNNING, SILENT) and not force:
-        return Release("refused", found, answer)
+        return Release("refused", key, found, answer)
     if dry_run:
-        return Release("would be released", found, answer)
+        return Release("would be released", key, found, answer)
     revoked = store.revoke(base, key, task_id=found.task_id)  # not from another task, which may have started meanwhile
-    return Release("released" if revoked else "changed", found, answer)
+    return Release("released" if revoked else "changed", key, found, answer)
+
+
+def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
+    """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
+
+    Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task.
+
+    Raises:
+        ConfigurationError: neither or both of key and task are given, or the time is not above 0.
+    """
+    if not seconds > 0:
+        raise ConfigurationError(f"a hold of {seconds!r} s must be above 0")
+    base, name = _held(app, key, task)
+    _records(app).hold(base, name, seconds)
+
+
+def unhold(app: Any, key: str = "", task: str = "") -> bool:
+    """End a hold of an operator; return whether there was one.
+
+    Raises:
+        ConfigurationError: neither or both of key and task are given.
+    """
+    return _records(app).unhold(*_held(app, key, task))
+
+
+def _held(app: Any, key: str, task: str) -> tuple[str, str]:
+    if bool(key) is bool(task):
+        raise ConfigurationError("name either the key of a lock or a task")
+    if task:
+        return _base(app, task), WHOLE_TASK
+    return _base_of(app, key), key.rpartition(":lock:")[2].partition(":")[0]
+
+
+def _records(app: Any) -> RecordStore:
+    return context_of(app).store.records()
+
+
+def _tasks_key(app: Any) -> str:
+    return f"{context_of(app).settings.prefix}:tasks"
+
+
+def _base(app: Any, name: str) -> str:
+    """Return what all keys of a task or group begin with."""
+    return f"{context_of(app).settings.prefix}:{{{escaped(name)}}}"
 
 
 def _base_of(app: Any, key: str) -> str:
-    """Return what all keys of the task begin with."""
+    """Return what all keys of the task begin with whose lock has this key."""
     prefix = context_of(app).settings.prefix
     base, _, digest = key.rpartition(":lock:")
     if not (digest and base.startswith(f"{prefix}:{{") and base.endswith("}")):

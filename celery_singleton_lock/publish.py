@@ -19,10 +19,13 @@ from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavail
 from celery_singleton_lock.events import send as send_signal
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
+from celery_singleton_lock.policies import Raise, Skip, name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import lifetime, reservation
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.worker.decision import policy_of
+from celery_singleton_lock.worker.noting import note_failure
 
 
 def is_locked_at_publish(task: Any) -> bool:
@@ -63,9 +66,14 @@ def publish(
 
 def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | None:
     """Acquire the lock for a message; return who holds it instead."""
+    context = context_of(task.app)
+    # Under other policies the call is sent, and counted when it starts.
+    policy = config.options.on_duplicate if isinstance(config.options.on_duplicate, (Skip, Raise)) else None
+    wanted.noted = Noted(name_of(policy) if policy else "", counted=context.tally.take(wanted.base))
     try:
-        result = context_of(task.app).store.acquire(wanted)
+        result = context.store.acquire(wanted)
     except StoreError as error:
+        note_failure(context, wanted, "acquire")
         about(task, wanted.task_id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
         send_signal(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
         if not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise":
@@ -76,6 +84,8 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
 
 def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> Any:
     """Return the holder's result if the policy skips the call, None if it is to be sent."""
+    if not holder.task_id:  # an operator's hold: there is no other run whose result could be returned
+        return None
     policy = policy_of(task, config.options, holder)
     decision = policy.decide(Duplicate(holder))
     if not isinstance(decision, (SkipRun, Fail)):

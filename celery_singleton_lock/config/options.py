@@ -183,6 +183,12 @@ class Settings:
         3600.0, _is_seconds, "be a number of seconds above 0 and at most a year",
         'seconds that a published message keeps its lock before it starts, with `lock_from="publish"`; '
         "its countdown or ETA comes on top, and it never exceeds `expires`", read=float)
+    stats: bool = _row(
+        True, _is_bool, "be True or False",
+        "the store keeps a list of the locks that exist, counters and the last runs, for `celery singleton` and the exporter")
+    history: int = _row(
+        100, lambda value: is_limit(value) or (value == 0 and not _is_bool(value)), "be a whole number from 0",
+        "how many runs are kept for each task name")
     pool_limit: int = _row(
         10, is_limit, "be a number from 1",
         "connections that a threads, gevent or eventlet worker may open, at least 2; "

@@ -21,6 +21,7 @@ __all__ = [
     "Skip",
     "Wait",
     "as_policy",
+    "name_of",
     "portable_policy",
 ]
 
@@ -41,6 +42,13 @@ def as_policy(value: object) -> Policy | None:
     if isinstance(value, Policy):
         return value
     return NAMED.get(value) if isinstance(value, str) else None
+
+
+def name_of(value: object) -> str:
+    """Return the name of a policy; "custom" for one of a user's class, "callable" for a function that chooses one."""
+    if not isinstance(value, Policy):
+        return "callable"
+    return next((name for name, policy in NAMED.items() if type(policy) is type(value)), "custom")
 
 
 def portable_policy(value: object) -> Policy | None:

@@ -52,6 +52,7 @@ class BodyRenewal:
         it does not count as a failed renewal where the supervisor renews as well, for at most one TTL.
         """
         time = self._clock()
+        self._events.not_renewed(leases)
         for lease in leases:
             ttl = lease.request.ttl
             starved = lease.request.supervised and time - sent_at > ttl / 3
@@ -66,13 +67,13 @@ class BodyRenewal:
     def stopped(self, lease: LeaseState) -> None:
         """Lose a lease whose body outlived its option ``lock_at_most``."""
         if not lease.ended and self._clock() >= lease.cap:
-            self._mark_lost(lease)
+            self._mark_lost(lease, "lock_at_most")
 
     def verify(self, lease: LeaseState) -> bool:
         """Ask the store about a lease past its deadline; called by its body."""
         sent_at = self._clock()
         if sent_at >= lease.cap:
-            self._mark_lost(lease)
+            self._mark_lost(lease, "lock_at_most")
             return False
         try:
             [result] = self._body_store.renew([lease.request], lease.call_timeout(sent_at))
@@ -108,7 +109,7 @@ class BodyRenewal:
             lease.unreleased = False
         elif result is RenewResult.NOT_OWNER:  # its owner may end soon: then it is reacquired, so that newcomers wait
             lease.due = self._clock() + lease.request.ttl / 12
-        self._mark_lost(lease)
+        self._mark_lost(lease, "revoked" if result is RenewResult.REVOKED else "not_owner")
 
     def _stop(self, lease: LeaseState) -> None:
         with self._mutex:
@@ -118,12 +119,12 @@ class BodyRenewal:
             self._interrupt(lease)
             self._events.replaced(lease)
 
-    def _mark_lost(self, lease: LeaseState) -> None:
+    def _mark_lost(self, lease: LeaseState, reason: str = "expired") -> None:
         with self._mutex:  # the renewal thread and a body in `ensure` may come to it at once
             was_told, lease.lost = lease.stopped or lease.lost or lease.ended, True
         if not was_told:
             self._interrupt(lease)
-            self._events.lost(lease)
+            self._events.lost(lease, reason)
 
     def _interrupt(self, lease: LeaseState) -> None:
         if lease.interrupt is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store import protocol
 from celery_singleton_lock.store.memory_line import Line
@@ -18,6 +19,7 @@ from celery_singleton_lock.store.protocol import (
     RenewResult,
     Waiting,
 )
+from celery_singleton_lock.store.records import RecordStore
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -215,6 +217,9 @@ class MemoryStore(Records):
                 self._note_fence(base, lock, ttl)
                 del self._records[lock]
             return self._holder(record)
+
+    def records(self) -> RecordStore:
+        raise ConfigurationError("memory:// keeps no records of locks: use the URL of a Redis server")
 
     def eviction_policy(self) -> str:
         return "noeviction"

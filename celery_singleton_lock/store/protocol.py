@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.store.records import NOTHING, Noted, RecordStore
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
@@ -65,6 +66,7 @@ class LeaseRequest:
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
+    noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
     lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
@@ -111,6 +113,16 @@ def starts_key(base: str, digest: str) -> str:
 def task_keys(base: str) -> tuple[str, str, str]:
     """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
     return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
+
+
+def record_keys(base: str) -> tuple[str, str, str]:
+    """Return the keys of a task name's records: the leases that exist, the counters, and the last runs."""
+    return f"{base}:registry", f"{base}:stats", f"{base}:history"
+
+
+def holds_key(base: str) -> str:
+    """Return the key of an operator's holds."""
+    return f"{base}:holds"
 
 
 def line_keys(base: str, digest: str) -> tuple[str, str, str]:
@@ -248,6 +260,13 @@ class LockStore(Protocol):
 
         With a task id: from that task alone. Forget the counted starts, if their key is given. It is sent once only: a second
         call could hit the next holder.
+        """
+
+    def records(self) -> RecordStore:
+        """Return what reads the records.
+
+        Raises:
+            ConfigurationError: this store keeps none.
         """
 
     def eviction_policy(self) -> str:

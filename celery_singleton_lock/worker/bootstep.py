@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.exclusions import refuse_different_limits
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import config_for
@@ -14,10 +17,14 @@ from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
+from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
+
+#: Seconds until the names of the tasks are sent again to a store that was unreachable.
+_RETRY_INTERVAL = 5.0
 
 
 def singleton_tasks(app: Any) -> list[Any]:
@@ -63,6 +70,14 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
         self._check_visibility_timeout(parent.app.conf)
         _check_store(context_of(parent.app))
+        self._register_tasks(context_of(parent.app))
+
+    def _register_tasks(self, context: ProcessContext) -> None:
+        """Add the names of tasks and groups to those that the store knows, as soon as it can be reached."""
+        names = sorted({options.lock_group or name for name, options in self._options.items() if options.singleton})
+        if names and context.settings.stats and context.settings.url != "memory://":
+            loop = BackgroundLoop(partial(_add_tasks, context, names), context.events.loop_failed)
+            loop.wake(now())
 
     def _ttls(self) -> str:
         """Return the names of the tasks for each `lock_ttl`."""
@@ -113,6 +128,17 @@ def _check_store(context: ProcessContext) -> None:
         return logger.info("The store of locks does not show its maxmemory-policy: %s", error)
     if problem := problem_of(policy):
         logger.warning("%s", problem)
+
+
+def _add_tasks(context: ProcessContext, names: list[str]) -> float:
+    """Try once; return when to try again, or infinity."""
+    try:
+        context.store.records().add_tasks(f"{context.settings.prefix}:tasks", names)
+    except StoreUnavailable:
+        return now() + _RETRY_INTERVAL
+    except StoreError as error:
+        logger.warning("The store of locks does not list the tasks of this worker: %s", error)
+    return math.inf
 
 
 def problem_of(eviction_policy: str) -> str:

@@ -22,9 +22,11 @@ from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.records import NOTHING
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
+from celery_singleton_lock.worker.noting import note_acquire, note_end, note_failure
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
 from celery_singleton_lock.worker.replaced import end_replaced
@@ -67,6 +69,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
     )
+    note_acquire(context, wanted, options, waiting)
     if waiting.follows and (joined := join(task, request, options, context.store, wanted)):
         return joined.result
     # From now on `after_run` releases what the store may have granted.
@@ -78,14 +81,16 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            wanted.place = publish_copy(task, request, wanted, decision, result)
+            wanted.place, wanted.noted = publish_copy(task, request, wanted, decision, result), NOTHING
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
         state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
+        note_failure(context, wanted, "acquire")
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()
+    wanted.noted = NOTHING
     _note_grant(state, options, result, sent_at)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     if logger.isEnabledFor(DEBUG):
@@ -141,9 +146,12 @@ def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body:
         send(signals.lock_acquired, state.task, lease=execution.lease)
         result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
+        note_end(state.request, None)
         return result
-    except Retry as retry:
-        kept = kept_for_retry(state.task, config, state.task.request, state.request, retry)
+    except BaseException as error:
+        note_end(state.request, error, stopped=state.stopped and isinstance(error, LockLost))
+        if isinstance(error, Retry):
+            kept = kept_for_retry(state.task, config, state.task.request, state.request, error)
         raise
     finally:
         release(execution, state, success, kept)

@@ -47,7 +47,7 @@ def handle_duplicate(
     if holder.task_id == request.id and not request.is_eager:
         _drop_delivery(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
-    if holder.task_id:  # else nobody holds the lock, which is free only after a quiet time
+    if holder.task_id or holder.state == "held":  # else nobody holds the lock, which is free only after a quiet time
         send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
     if isinstance(decision, Enqueue):
         return decision

@@ -17,6 +17,7 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept
 from celery_singleton_lock.worker.line import wake
+from celery_singleton_lock.worker.noting import note_failure
 
 #: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
 EXECUTION = "_singleton_execution"
@@ -59,6 +60,7 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         try:
             pending.send(execution.context.store)
         except StoreError as error:
+            note_failure(execution.context, request, "release")
             about(state.task, request.task_id, request.lock).warning(
                 "could not release its lock %s: %s", request.lock, error
             )

@@ -135,10 +135,10 @@ def test_provider_is_asked_for_each_connection(
     """The store asks the provider for credentials at each new connection."""
     store, one = redis_store(f"{guarded.url()}?credential_provider={named(Rotating)}"), lease_request()
     store.acquire(one)
-    assert USER == store._command("ACL", "WHOAMI")
+    assert USER == store.command("ACL", "WHOAMI")
     store.close()
     assert [RenewResult.RENEWED] == store.renew([one])
-    assert "default" == store._command("ACL", "WHOAMI")
+    assert "default" == store.command("ACL", "WHOAMI")
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_large_command_without_a_login(
 ) -> None:
     """A long command without a login fails with the same message, although the server's protocol error differs."""
     store = redis_store(guarded.url())
-    refused_login(lambda: store._command(*["x"] * 11))
-    refused_login(lambda: store._command("SET", "k", "x" * 20000))
+    refused_login(lambda: store.command(*["x"] * 11))
+    refused_login(lambda: store.command("SET", "k", "x" * 20000))
 
 
 def test_refusal_that_is_no_login(redis_store: MakeStore, client: Any, lease_request: MakeRequest) -> None:

@@ -75,7 +75,7 @@ def test_forgotten_scripts_are_no_error(
     """The store sends its scripts again, within the call, to a server that has lost them."""
     store = redis_store(own_server().url())
     call(store, lease_request())
-    store._command("SCRIPT", "FLUSH")
+    store.command("SCRIPT", "FLUSH")
     call(store, lease_request())
 
 
@@ -353,7 +353,7 @@ def test_connection_closed_by_the_server_is_replaced(
     store, killer = redis_store(server.url()), redis_store(server.url())
     call(store, lease_request())
     for _ in range(3):
-        killer._command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        killer.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         call(store, lease_request())
 
 
@@ -382,7 +382,7 @@ def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore
 
     def look() -> None:
         while not over.is_set():
-            listed = str(looker._command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()
+            listed = str(looker.command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()
             most[0] = max(most[0], len(listed) - 1)
 
     def work(number: int) -> None:
@@ -575,7 +575,7 @@ def test_no_connection_before_the_first_call(
     store = redis_store(server.url())
 
     def count() -> int:
-        return len(str(looker._command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()) - 1
+        return len(str(looker.command("CLIENT", "LIST", "TYPE", "normal")).strip().splitlines()) - 1
 
     assert 0 == count()
     store.acquire(lease_request())
@@ -687,9 +687,9 @@ def test_missing_permission(own_server: StartServer, redis_store: MakeStore, lea
     """A user who may not run scripts, or not on these keys, is refused."""
     server = own_server()
     admin = redis_store(server.url())
-    admin._command("ACL", "SETUSER", "noscript", "on", ">pw", "~*", "+@all", "-evalsha", "-eval")
-    admin._command("ACL", "SETUSER", "nokeys", "on", ">pw", "~other:*", "+@all")
-    admin._command("ACL", "SETUSER", "nowrite", "on", ">pw", "~*", "+@all", "-hset")
+    admin.command("ACL", "SETUSER", "noscript", "on", ">pw", "~*", "+@all", "-evalsha", "-eval")
+    admin.command("ACL", "SETUSER", "nokeys", "on", ">pw", "~other:*", "+@all")
+    admin.command("ACL", "SETUSER", "nowrite", "on", ">pw", "~*", "+@all", "-hset")
     for user in ("noscript", "nokeys", "nowrite"):
         store = redis_store(server.url().replace("redis://", f"redis://{user}:pw@"))
         refuses(store, lambda one: one.acquire(lease_request()))
@@ -712,10 +712,10 @@ def test_read_only_replica_is_an_outage(
     server = own_server("--replica-serve-stale-data", "yes")
     store = redis_store(server.url())
     store.acquire(lease_request("before"))
-    store._command("REPLICAOF", "127.0.0.1", "1")
+    store.command("REPLICAOF", "127.0.0.1", "1")
     with pytest.raises(StoreUnavailable):
         store.acquire(lease_request())
-    store._command("REPLICAOF", "NO", "ONE")
+    store.command("REPLICAOF", "NO", "ONE")
     assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
 
@@ -724,7 +724,7 @@ def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStor
     server = own_server()
     store, one = redis_store(server.url()), lease_request("held")
     store.acquire(one)
-    store._command("CONFIG", "SET", "maxmemory", "1")
+    store.command("CONFIG", "SET", "maxmemory", "1")
     with pytest.raises(StoreUnavailable):
         store.acquire(lease_request())
     assert [RenewResult.RENEWED] == store.renew([one])
@@ -738,10 +738,10 @@ def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStor
     store, runner = redis_store(server.url(), 2.0), redis_store(server.url(), 0.2)
     store.acquire(lease_request("before"))
     with pytest.raises(StoreUnavailable):
-        runner._command("EVAL", "while true do end", 0)
+        runner.command("EVAL", "while true do end", 0)
     with pytest.raises(StoreUnavailable):
         store.acquire(lease_request())
-    store._command("SCRIPT", "KILL")
+    store.command("SCRIPT", "KILL")
     until(lambda: serves(store), "the script has ended")
     assert store.acquire(lease_request()).status is AcquireStatus.GRANTED
 
@@ -810,7 +810,7 @@ def test_too_many_clients_is_an_outage(
     """A server that accepts no more clients counts as an outage."""
     server = own_server()
     first = redis_store(server.url())
-    first._command("CONFIG", "SET", "maxclients", "1")  # this client itself
+    first.command("CONFIG", "SET", "maxclients", "1")  # this client itself
     with pytest.raises(StoreUnavailable):
         redis_store(server.url()).acquire(lease_request())
 

@@ -125,7 +125,7 @@ def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Le
     """The error of a refused command shows no token, also if the server quotes the command."""
     server = own_server()
     admin = redis_store(server.url())
-    admin._command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
+    admin.command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
     shows_nothing(call, redis_store(server.url().replace("redis://", "redis://nobody:pw@")), one)
     renamed = [word for name in ("EVALSHA", "SET", "DEL", "INFO") for word in ("--rename-command", name, "")]
     shows_nothing(call, redis_store(own_server(*renamed).url()), one)

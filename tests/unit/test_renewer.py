@@ -75,6 +75,7 @@ class Events:
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, str]] = []
+        self.reasons: list[str] = []
         self.failing: Exception | None = None
 
     def _report(self, what: str, lease: LeaseState) -> None:
@@ -83,8 +84,13 @@ class Events:
     def renewed(self, lease: LeaseState) -> None:
         self._report("renewed", lease)
 
-    def lost(self, lease: LeaseState) -> None:
+    def not_renewed(self, leases: Sequence[LeaseState]) -> None:
+        for lease in leases:
+            self._report("not renewed", lease)
+
+    def lost(self, lease: LeaseState, reason: str) -> None:
         self._report("lost", lease)
+        self.reasons.append(reason)
 
     def replaced(self, lease: LeaseState) -> None:
         self._report("replaced", lease)

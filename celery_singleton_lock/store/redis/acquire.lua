@@ -1,26 +1,42 @@
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token (empty in a hold), task, node, pid, since (ms), fence; `state` unless a body runs;
---         `redelivered` once its task id came again; `line` if messages wait in line
+--         `redelivered` once its task id came again; `line` if messages wait in line; `entry` in the registry (acquire_recorded.lua)
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
 --       6 revoked: sorted set of token -> time (ms) until which it counts as revoked
+--       7 holds: hash of an operator's holds: a signature's digest, or '*' for the task name -> until when (ms) nobody starts
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice
 -- Returns {'granted', fence} | {'held', task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
+--@counted
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
 if completed then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3]), '0', false} end
 --@limit
-local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state')
+local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state', 'entry')
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local hold_left = 0 -- how long (ms) a free or reserved lock stays an operator's
+if redis.call('EXISTS', KEYS[7]) == 1 and (not owner or string.sub(owner, 1, 7) == 'queued:') then
+  local holds = redis.call('HMGET', KEYS[7], '*', string.match(KEYS[1], '.*:lock:([^:]*)'))
+  hold_left = math.max(0, (holds[1] or 0) - now, (holds[2] or 0) - now)
+end
+if hold_left > 0 then
+  if owner == 'queued:' .. ARGV[3] then -- its message does not start
+    redis.call('DEL', KEYS[1])
+    --@freed
+  end
+  owner, fence, holder = '', '0', {'', '', '', '0', now, '0', 'held'}
+end
 --@line
 if owner and owner ~= ARGV[1] then
   if owner ~= 'queued:' .. ARGV[3] then
     if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
-    return {'held', holder[2], holder[3], holder[4], now - holder[5], redis.call('PTTL', KEYS[1]), fence, holder[7]}
+    --@refused
+    local left = hold_left > 0 and hold_left or redis.call('PTTL', KEYS[1])
+    return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7]}
   end
   redis.call('HDEL', KEYS[1], 'state')
   owner = nil
@@ -36,6 +52,7 @@ if not owner then
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
              'since', string.format('%.0f', now), 'fence', fence)
   --@queued
+  --@recorded
 end
 --@started
 redis.call('PEXPIRE', KEYS[1], ARGV[2])

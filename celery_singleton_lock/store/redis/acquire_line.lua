@@ -20,6 +20,7 @@ end
 if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
   return {redis.call('ZSCORE', used, ticket .. ':superseded') and 'superseded' or 'dropped'}
 end
+--@waits
 --@replaced
 local head = redis.call('ZRANGE', line, 0, 0)[1]
 while head and head ~= ticket and (room == 'all' or (redis.call('HGET', waiting, head .. ':due') or 0) + 0 < now) do
@@ -51,14 +52,15 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
                ticket .. ':message', message)
     redis.call('PEXPIRE', line, due + window)
     redis.call('PEXPIRE', waiting, due + window)
-    if owner then redis.call('HSET', KEYS[1], 'line', 1) end
+    if owner and hold_left == 0 then redis.call('HSET', KEYS[1], 'line', 1) end
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
   local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false}
   --@left
   --@asked
+  --@refused
   if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end
   if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
-  local left = redis.call('PTTL', KEYS[1])
+  local left = hold_left > 0 and hold_left or redis.call('PTTL', KEYS[1])
   return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7], unpack(place)}
 end

@@ -5,6 +5,8 @@
   --@running
   if too_many then
     redis.call('DEL', KEYS[1]) -- a reservation of this message
+    --@freed
+    --@barred
     return {'too_many_starts'}
   end
   redis.call('ZADD', starts, string.format('%.0f', now), ARGV[1])

@@ -6,6 +6,7 @@ if room ~= '' and owner and owner ~= ARGV[1] and owner ~= 'queued:line' and hold
   redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))
   if holder[7] then
     redis.call('DEL', KEYS[1])
+    --@freed
     owner = nil
   elseif not asked then
     redis.call('HSET', KEYS[1], 'stop', owner, 'asked', now)

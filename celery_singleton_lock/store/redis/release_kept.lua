@@ -3,5 +3,6 @@
 redis.call('HSET', lock, 'token', kept_token, 'state', kept_state)
 redis.call('HDEL', lock, 'redelivered')
 redis.call('PEXPIRE', lock, kept_ttl)
+--@listed
 --@slot
 lock, holder[3], line_waits = KEYS[2], false, 0 -- the attempt key is deleted instead

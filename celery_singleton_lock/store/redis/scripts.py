@@ -1,8 +1,10 @@
 """The scripts of the store: a Lua file for each verb, and parts of verbs for features that few tasks use.
 
-A part is the file ``<verb>_<part>.lua``. It takes the place of the line ``--@<part>`` in the verb's file in calls that use it, so
-other calls do not pay for it. Its first line names its own KEYS and ARGV, if it has any, which come after those of the verb:
-``-- KEYS starts | ARGV limit, window``. Its code uses these names.
+A part is the file ``<verb>_<part>.lua``, or ``any_<part>.lua`` if it is the same for all verbs. It takes the place of the line
+``--@<part>`` in the verb's file in calls that use it, so other calls do not pay for it. It may contain such lines of later parts.
+
+The first line of a part names its own KEYS and ARGV, if it has any: ``-- KEYS starts | ARGV limit, window``. They come after
+those of the verb, and the code uses these names.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
     text = _read(verb)
     names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
     for part in parts:
-        body = _read(f"{verb}_{part}")
+        body = _read(f"{verb}_{part}") or _read(f"any_{part}")
         for kind, listed in _DECLARED.findall(body.partition("\n")[0]):
             names[kind] += listed.split(", ")
         text = text.replace(f"--@{part}\n", body)
@@ -44,5 +46,9 @@ def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
 
 
 def _read(name: str) -> str:
-    text: Any = get_data(__package__, f"{name}.lua")
+    """Return the text of a file, "" if there is none."""
+    try:
+        text: Any = get_data(__package__, f"{name}.lua")
+    except FileNotFoundError:
+        return ""
     return str(text, "utf-8")

@@ -1,0 +1,174 @@
+"""What a store records of locks: which ones exist now, counters, and the last runs. The lock scripts write it.
+
+A call without `Noted` records nothing (`singleton_lock_stats=False`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from celery_singleton_lock.holder import Holder
+
+#: How a run ended, or why its lease did. `expired` and `revoked`: the store knows nothing of the end of the body.
+OUTCOMES = ("success", "failure", "retry", "other")
+#: Why a lease was lost: its deadline passed, another delivery has the lock, it was revoked, or `lock_at_most` has passed.
+LOSSES = ("expired", "not_owner", "revoked", "lock_at_most")
+#: Upper bounds of the histograms of hold and wait times, in seconds, as `any_observe.lua` writes them.
+BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
+#: How many characters of an error the history keeps.
+LONGEST_ERROR = 100
+#: Separates the fields of an entry of the registry and of the history.
+SEPARATOR = "\x1f"
+#: Name of a hold of a whole task name, among those of single signatures.
+WHOLE_TASK = "*"
+
+
+class Noted(NamedTuple):
+    """What the records say of a request that the request does not say itself.
+
+    Arguments:
+        policy: which policy decides, if the request is a duplicate; empty if the message was counted before.
+        waited: seconds that the message has waited for its lock, apart from its time in line.
+        outcome: how a release comes about: one of `OUTCOMES`.
+        error: the beginning of the body's error.
+        counted: what this process has counted for the task name since its last request.
+    """
+
+    policy: str = ""
+    waited: float = 0.0
+    outcome: str = "other"
+    error: str = ""
+    counted: Mapping[str, int] = {}
+
+
+#: Of a request that says it all.
+NOTHING = Noted()
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock that exists.
+
+    Arguments:
+        task: the task name, or the lock group.
+        key: the lock key.
+        holder: who holds it.
+        duplicates: how many duplicates the holder has met.
+        waiting: how many messages wait in line for it.
+        since: when it was granted, in seconds since 1970, by the store's clock; 0 for an operator's hold.
+    """
+
+    task: str
+    key: str
+    holder: Holder
+    duplicates: int = 0
+    waiting: int = 0
+    since: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended. Times are in seconds since 1970, by the store's clock.
+
+    Arguments:
+        task: the task name, or the lock group.
+        key: the lock key.
+        task_id: id of the task.
+        node: its worker node.
+        pid: its process.
+        started: when the lock was granted.
+        ended: when it was released, or found expired.
+        outcome: `"success"`, `"failure"`, `"retry"`, `"other"`, `"revoked"` or `"expired"`.
+        error: the beginning of the body's error.
+    """
+
+    task: str
+    key: str
+    task_id: str
+    node: str
+    pid: int
+    started: float
+    ended: float
+    outcome: str
+    error: str = ""
+
+    @property
+    def duration(self) -> float:
+        """Seconds for which the lock was held. An expired one was held for up to `lock_ttl` longer than its body ran."""
+        return self.ended - self.started
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields and the duration, for JSON."""
+        return {**asdict(self), "duration": self.duration}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The counters of one task name or lock group, and its locks now.
+
+    Arguments:
+        task: the task name, or the lock group.
+        counters: see `locks.stats`.
+        states: how many locks are `running`, `queued` and `held` now.
+        oldest: when the oldest of the running ones was granted, in seconds since 1970; 0 if there is none.
+        blocked: the most duplicates that one of the present holders has met.
+    """
+
+    task: str
+    counters: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, int] = field(default_factory=dict)
+    oldest: float = 0.0
+    blocked: int = 0
+
+    def sum(self, name: str) -> int:
+        """Return the sum of a counter over all its labels: `sum("released")` of `released:success` and the others."""
+        return sum(count for field, count in self.counters.items() if field.partition(":")[0] == name)
+
+    @property
+    def held(self) -> int:
+        """How many leases exist now: acquired + reacquired - released - expired - revoked. Holds are no leases."""
+        return self.states.get("running", 0) + self.states.get("queued", 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return asdict(self)
+
+
+class RecordStore(Protocol):
+    """Reads what the scripts have recorded. `base` is what all keys of a task name begin with.
+
+    Each method raises `StoreError`.
+    """
+
+    def add_tasks(self, key: str, names: list[str]) -> None:
+        """Add task names to the set of those that are known."""
+
+    def tasks(self, key: str) -> list[str]:
+        """Return the known task names, sorted."""
+
+    def sweep(self, base: str) -> None:
+        """Count the leases that have expired as such, so that only those that exist are left in the registry."""
+
+    def locks(self, base: str) -> Iterator[Lock]:
+        """Yield the locks that exist, those of an operator's holds included."""
+
+    def counters(self, base: str) -> Mapping[str, int]:
+        """Return all counters."""
+
+    def history(self, base: str) -> list[Run]:
+        """Return the last runs, the newest first."""
+
+    def hold(self, base: str, name: str, seconds: float) -> None:
+        """Have no body start for so long: of a signature's digest, or of `WHOLE_TASK`."""
+
+    def unhold(self, base: str, name: str) -> bool:
+        """End a hold; tell whether there was one."""
+
+    def server(self) -> Mapping[str, str]:
+        """Return what the server says of itself (INFO)."""

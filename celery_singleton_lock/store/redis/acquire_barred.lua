@@ -1,0 +1,1 @@
+    redis.call('HINCRBY', stats, 'starts_refused', 1)

@@ -1,0 +1,162 @@
+"""From a request to the words of a script call: which script, with which parts, keys and arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from celery_singleton_lock.store.protocol import (
+    COPY_TTL,
+    Kept,
+    LeaseRequest,
+    Place,
+    holds_key,
+    line_keys,
+    record_keys,
+    replaced_key,
+    task_keys,
+)
+from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.store.redis.connection import Command
+from celery_singleton_lock.store.redis.scripts import Part, script
+
+
+class ScriptCall(Command):
+    """A script, and the words of its call that come after it."""
+
+    def __init__(self, verb: str, parts: Sequence[Part], *words: str) -> None:
+        super().__init__(*words)
+        self.script, self.digest = script(verb, tuple(part.name for part in parts))
+
+
+def script_call(
+    verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: Sequence[Part] = ()
+) -> ScriptCall:
+    """Return a call with the keys and arguments of its parts after its own."""
+    if parts:
+        keys = [*keys, *(key for part in parts for key in part.keys)]
+        arguments = [*arguments, *(argument for part in parts for argument in part.arguments)]
+    return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
+
+
+def acquire_call(wanted: LeaseRequest, history: int | None) -> ScriptCall:
+    """Return the call that acquires a lock. `history`: how many runs are kept; None: nothing is recorded."""
+    lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
+    keys = (wanted.completed, *task_keys(wanted.base), holds_key(wanted.base))
+    parts = [*_acquire_parts(wanted), *_acquire_records(wanted, history)]
+    return _request_call("acquire", wanted, lock, keys, "1" if wanted.redelivered else "", parts)
+
+
+def reacquire_call(wanted: LeaseRequest, fence: int, history: int | None) -> ScriptCall:
+    """Return the call that acquires a missing lock again."""
+    registry, stats, _ = record_keys(wanted.base)
+    parts = () if history is None else (Part("recorded", (registry, stats)), Part("listed"))
+    return _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence), parts)
+
+
+def _request_call(
+    verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, parts: Sequence[Part]
+) -> ScriptCall:
+    is_noted = wanted.supervised or (wanted.limit and not wanted.queued)
+    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if is_noted else "")
+    return script_call(verb, (lock, wanted.attempt, *keys), (wanted.token, ms(wanted.ttl), *who, last), parts)
+
+
+def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
+    """Return the parts of an acquire for what few tasks use."""
+    parts: list[Part] = []
+    if wanted.limit:  # choose a slot, and answer which
+        parts += [Part("limit", (wanted.slots,), (str(wanted.limit),)), Part("slot")]
+    if wanted.queued:
+        parts.append(Part("queued"))
+    if wanted.max_starts is not None:
+        limit = wanted.max_starts
+        parts.append(Part("starts", (wanted.starts,), (str(limit.n), ms(limit.per))))
+        if wanted.limit and limit.count == "crashed":
+            parts.append(Part("running"))
+    if wanted.place:
+        parts += _line_parts(wanted, wanted.place)
+    return parts
+
+
+def oldest_parts(slots: str) -> Sequence[Part]:
+    """Return the part that finds the oldest of several holders, if there are slots."""
+    return (Part("limit", (slots,)),) if slots else ()
+
+
+def _acquire_records(wanted: LeaseRequest, history: int | None) -> Sequence[Part]:
+    """Return the parts that record an acquire, after those that contain their lines."""
+    if history is None:
+        return ()
+    noted = wanted.noted
+    arguments = (noted.policy, ms(noted.waited) if noted.waited else "", str(history))
+    parts = [Part("recorded", record_keys(wanted.base), arguments), *map(Part, ("observe", "listed", "swept"))]
+    parts += [Part("refused"), *_counted(noted)]
+    if wanted.place:
+        parts.append(Part("waits"))
+    if wanted.max_starts is not None:
+        parts.append(Part("barred"))
+    return [*parts, Part("freed")]
+
+
+def _counted(noted: Noted) -> Sequence[Part]:
+    words = " ".join(f"{name}={number}" for name, number in noted.counted.items())
+    return (Part("counted", (), (words,)),) if words else ()
+
+
+def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
+    room = "all" if place.replace else str(place.room or "")
+    numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
+    arguments = (*numbers, room, ms(place.due), place.message, ms(COPY_TTL))
+    parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
+    if place.stop:
+        parts += [Part("replaced", (replaced_key(wanted.base),)), Part("stop"), Part("asked")]
+    if wanted.limit:
+        parts += [Part("turns"), Part("named")]
+    if place.quiet:
+        quiet = (ms(place.quiet), ms(place.max_quiet))
+        parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
+    if not wanted.queued:
+        parts += [Part("started"), *([Part("calm")] if place.quiet else [])]
+    return parts
+
+
+def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, history: int | None) -> ScriptCall:
+    """Return the call that releases a lock."""
+    keys = (_lock(wanted), wanted.attempt, wanted.completed)
+    parts: list[Part] = []
+    if wanted.limit and wanted.queued:
+        parts.append(Part("queued", (wanted.slots, wanted.slot_lock(0))))
+    if kept:
+        parts.append(Part("kept", (), (kept.token, kept.state, ms(kept.ttl))))
+    if wanted.limit:
+        parts.append(Part("slot", (wanted.slots,)) if kept else Part("limit"))
+    if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
+        parts.append(Part("starts", (wanted.starts,), (ended,)))
+    if history is not None:
+        noted = wanted.noted
+        parts.append(Part("recorded", record_keys(wanted.base), (noted.outcome, noted.error, str(history))))
+        parts += [Part("observe"), *([Part("listed")] if kept else [])]
+    return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
+
+
+def renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
+    """Return the call that renews leases."""
+    keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked", f"{one.base}:registry")]
+    parts = [Part("limit")] if any(one.limit for one in leases) else []
+    if any(one.stoppable for one in leases):
+        parts.append(Part("stop", (), ("".join(str(int(one.stoppable)) for one in leases),)))
+    return script_call("renew", keys, [word for one in leases for word in (one.token, ms(one.ttl))], parts)
+
+
+def _lock(wanted: LeaseRequest) -> str:
+    """Return the key of the lock; where only the token is known, the attempt key, which names it."""
+    return wanted.attempt if wanted.by_token else wanted.lock
+
+
+def _number(copy: float) -> str:
+    return f"{copy:.6f}"
+
+
+def ms(seconds: float) -> str:
+    """Return whole milliseconds."""
+    return str(int(seconds * 1000))

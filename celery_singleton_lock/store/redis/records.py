@@ -1,0 +1,116 @@
+"""Reads the records that the scripts have written, and sets an operator's holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.store.protocol import holds_key, line_keys, record_keys
+from celery_singleton_lock.store.records import SEPARATOR, Lock, Run
+from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call
+from celery_singleton_lock.store.redis.scripts import Part
+
+#: How many locks one call reads: a call of the server for longer than some milliseconds would delay others.
+PAGE = 500
+
+
+_SWEPT = (Part("swept"),)
+
+
+class _Server(Protocol):
+    def run(self, call: ScriptCall) -> Any:
+        """Run a script."""
+
+    def command(self, *words: str) -> Any:
+        """Send a command."""
+
+
+class RedisRecords:
+    """The `RecordStore` of a Redis or Valkey server; `history`: how many runs are kept."""
+
+    def __init__(self, server: _Server, history: int) -> None:
+        self._server = server
+        self._history = history
+
+    def add_tasks(self, key: str, names: list[str]) -> None:
+        self._server.command("SADD", key, *names)
+
+    def tasks(self, key: str) -> list[str]:
+        return sorted(self._server.command("SMEMBERS", key))
+
+    def sweep(self, base: str) -> None:
+        while self._server.run(script_call("sweep", record_keys(base), (str(self._history),), _SWEPT)):
+            pass
+
+    def locks(self, base: str) -> Iterator[Lock]:
+        now, cursor = self._now(), ""
+        seen: set[str] = set()
+        yield from self._holds(base, now)
+        while cursor != "0":
+            cursor, found = self._server.command("ZSCAN", record_keys(base)[0], cursor or "0", "COUNT", str(PAGE))
+            expiries = {entry: float(expires) / 1000 for entry, expires in pairs(found) if entry not in seen}
+            seen |= expiries.keys()  # a scan may find an entry twice
+            entries = [entry for entry in expiries if expiries[entry] > now]
+            for start in range(0, len(entries), PAGE):  # a small set comes as a whole, whatever COUNT says
+                yield from self._details(base, now, {entry: expiries[entry] for entry in entries[start : start + PAGE]})
+
+    def _details(self, base: str, now: float, expiries: Mapping[str, float]) -> Iterator[Lock]:
+        read = [entry.split(SEPARATOR, 6) for entry in expiries]
+        keys = [key for *_, digest, _ in read for key in (f"{base}:lock:{digest}", line_key(base, digest))]
+        counts = pairs(self._server.run(script_call("details", keys)))
+        for one, expires, (duplicates, waiting) in zip(read, expiries.values(), counts, strict=True):
+            state, fence, since, pid, node, digest, task_id = one
+            holder = Holder(
+                task_id, node, int(pid), max(0.0, now - int(since) / 1000), expires - now, int(fence), state
+            )
+            yield Lock(task_of(base), f"{base}:lock:{digest}", holder, duplicates, waiting, int(since) / 1000)
+
+    def _holds(self, base: str, now: float) -> Iterator[Lock]:
+        for name, ends in pairs(self._server.command("HGETALL", holds_key(base))):
+            remaining = int(ends) / 1000 - now
+            if remaining > 0:
+                yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
+
+    def counters(self, base: str) -> Mapping[str, int]:
+        found = self._server.command("HGETALL", record_keys(base)[1])
+        return {name: int(number) for name, number in pairs(found)}
+
+    def history(self, base: str) -> list[Run]:
+        return [run_of(base, one) for one in self._server.command("LRANGE", record_keys(base)[2], "0", "-1")]
+
+    def hold(self, base: str, name: str, seconds: float) -> None:
+        self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))
+
+    def unhold(self, base: str, name: str) -> bool:
+        return bool(self._server.command("HDEL", holds_key(base), name))
+
+    def server(self) -> Mapping[str, str]:
+        lines = str(self._server.command("INFO")).splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+    def _now(self) -> float:
+        seconds, microseconds = self._server.command("TIME")
+        return int(seconds) + int(microseconds) / 1e6
+
+
+def run_of(base: str, text: str) -> Run:
+    """Return the run that an entry of the history tells of."""
+    ended, outcome, error, _, _, since, pid, node, digest, task_id = text.split(SEPARATOR, 9)
+    times = int(since) / 1000, int(ended) / 1000
+    return Run(task_of(base), f"{base}:lock:{digest}", task_id, node, int(pid), *times, outcome, error)
+
+
+def task_of(base: str) -> str:
+    """Return the task name or lock group in what all its keys begin with."""
+    return base.partition("{")[2].removesuffix("}")
+
+
+def line_key(base: str, digest: str) -> str:
+    """Return the key of the line of a lock; all slots of a signature have one line."""
+    return line_keys(base, digest.partition(":")[0])[0]
+
+
+def pairs(found: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the names and values of a reply."""
+    return list(zip(found[::2], found[1::2], strict=True))

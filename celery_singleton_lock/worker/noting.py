@@ -1,0 +1,45 @@
+"""What the records say of a delivery, besides what its request says itself: see `store.records.Noted`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from celery.exceptions import Retry, TaskPredicate
+
+from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.policies import name_of
+from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
+from celery_singleton_lock.worker.republish import RetryState
+
+
+def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options, state: RetryState) -> None:
+    """Have the next call count the message as a duplicate, if it is one and comes for the first time."""
+    is_first = not (state.times or state.redelivery_checks or state.ticket or state.follows)
+    policy = name_of(options.on_duplicate) if is_first else ""
+    wanted.noted = Noted(policy, state.waited, counted=context.tally.take(wanted.base))
+
+
+def note_failure(context: ProcessContext, wanted: LeaseRequest, verb: str) -> None:
+    """Count a call that failed, and keep for the next one what it was to take to the store."""
+    context.tally.put_back(wanted.base, wanted.noted.counted)
+    context.tally.count(wanted.base, f"store_errors:{verb}")
+
+
+def note_end(wanted: LeaseRequest, error: BaseException | None, stopped: bool = False) -> None:
+    """Have the release say how the body ended; `stopped`: because a newer message replaces it."""
+    outcome, text = ("other", "") if stopped else _outcome(error)
+    wanted.noted = Noted(outcome=outcome, error=text)
+
+
+def _outcome(error: BaseException | None) -> tuple[str, str]:
+    if error is None or isinstance(error, Retry):
+        return "success" if error is None else "retry", ""
+    if isinstance(error, TaskPredicate):  # Ignore, Reject
+        return "other", ""
+    text = type(error).__name__
+    with suppress(Exception):
+        text += f": {error}" if str(error) else ""
+    text = " ".join(text.replace(SEPARATOR, " ").split())[:LONGEST_ERROR]
+    return "failure" if isinstance(error, Exception) else "other", text
