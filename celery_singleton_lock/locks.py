@@ -11,7 +11,7 @@ unreachable or refuses. Records are kept while `singleton_lock_stats` is on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ class Release:
 # -- what exists -------------------------------------------------------------------------------
 
 
-def find(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iterator[Lock]:
+def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iterator[Lock]:
     """Yield the locks that exist, in no order, those of operators' holds included.
 
     Arguments:
@@ -83,7 +83,7 @@ def find(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
                 yield lock
 
 
-def tasks(app: Any) -> list[str]:
+def tasks(app: Any) -> Sequence[str]:
     """Return the names of the tasks and groups that workers have had since the store has its data."""
     return _records(app).tasks(_tasks_key(app))
 
@@ -100,13 +100,13 @@ def show(app: Any, key: str) -> Holder | None:
 
 def find_task_id(app: Any, task_id: str) -> Lock | None:
     """Return the lock that this task holds, or None."""
-    return next((lock for lock in find(app) if lock.holder.task_id == task_id), None)
+    return next((lock for lock in list(app) if lock.holder.task_id == task_id), None)
 
 
 # -- what they did -----------------------------------------------------------------------------
 
 
-def stats(app: Any, task: str = "") -> list[Statistics]:
+def stats(app: Any, task: str = "") -> Sequence[Statistics]:
     """Return the counters of each task, or of one, and how many of its locks exist now.
 
     The names of counters, with labels after a colon:
@@ -137,7 +137,7 @@ def _statistics(app: Any, name: str) -> Statistics:
     return Statistics(name, records.counters(base), states, oldest, blocked)
 
 
-def history(app: Any, task: str) -> list[Run]:
+def history(app: Any, task: str) -> Sequence[Run]:
     """Return the last runs of a task, the newest first: `singleton_lock_history` of them."""
     records, base = _records(app), _base(app, task)
     records.sweep(base)
@@ -244,6 +244,6 @@ def _answer_of_node(app: Any, found: Holder, timeout: float) -> str:
         logger.warning("%s could not be asked: %s", found.node, error)
     for reply in replies or ():
         known = reply.get(found.node)
-        if isinstance(known, list):  # else an error: of a worker without this command
+        if known is not None and not isinstance(known, Mapping):  # an error, of a worker without this command
             return RUNNING if any(one["task_id"] == found.task_id for one in known) else UNKNOWN
     return SILENT
