@@ -35,6 +35,7 @@ NAMED: dict[str, Policy] = {
     "run_once_more": RunOnceMore(),
     "replace": Replace(),
 }
+_NAMES: dict[type, str] = {type(policy): name for name, policy in NAMED.items()}
 
 
 def as_policy(value: object) -> Policy | None:
@@ -46,9 +47,7 @@ def as_policy(value: object) -> Policy | None:
 
 def name_of(value: object) -> str:
     """Return the name of a policy; "custom" for one of a user's class, "callable" for a function that chooses one."""
-    if not isinstance(value, Policy):
-        return "callable"
-    return next((name for name, policy in NAMED.items() if type(policy) is type(value)), "custom")
+    return _NAMES.get(type(value)) or ("custom" if isinstance(value, Policy) else "callable")
 
 
 def portable_policy(value: object) -> Policy | None:

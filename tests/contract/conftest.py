@@ -14,7 +14,8 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, record_keys
+from celery_singleton_lock.store.records import RecordStore, Statistics
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests import servers
 from tests.servers import RedisServer
@@ -67,17 +68,26 @@ class MemoryBacking:
 
 
 class RedisBacking:
-    """A store on a server; shorter expiries of all keys, and earlier starts, stand for time that passes."""
+    """A store on a server; shorter expiries of all keys, and earlier starts, stand for time that passes.
 
-    def __init__(self, url: str, base: str) -> None:
-        self.store: Any = RedisStore(connector(url, {}), 2.0, 4)
+    With a `history`, the store keeps records. Whatever a test does, they balance in the end.
+    """
+
+    def __init__(self, url: str, base: str, history: int | None) -> None:
+        self.store: Any = RedisStore(connector(url, {}), 2.0, 4, history)
         self._redis: Any = Redis.from_url(url, decode_responses=True)
         self._base = base
 
     def keys(self) -> list[str]:
+        return [key for key in self._all_keys() if key not in record_keys(self._base)]
+
+    def _all_keys(self) -> list[str]:
         return list(self._redis.scan_iter(match=f"{self._base}*", count=1000))
 
     def wait(self, seconds: float) -> None:
+        registry = record_keys(self._base)[0]
+        for entry in self._redis.zrange(registry, 0, -1):
+            self._redis.zincrby(registry, -int(seconds * 1000), entry)
         for key in self.keys():
             left = self._redis.pttl(key)
             if left >= 0:
@@ -95,11 +105,23 @@ class RedisBacking:
         return float(self._redis.pttl(key)) / 1000
 
     def lose(self, *keys: str) -> None:
-        self._redis.delete(*keys or self.keys())
+        self._redis.delete(*keys or self._all_keys())
 
     def close(self) -> None:
+        check_balance(self.store.records(), self._base)
         self.store.close()
         self._redis.close()
+
+
+def check_balance(records: RecordStore, base: str) -> None:
+    """Check that each lease that began has ended, or is listed."""
+    records.sweep(base)
+    found = Statistics("", records.counters(base))
+    leases = [lock for lock in records.locks(base) if lock.holder.state != "held"]
+    begun, ended = (
+        sum(map(found.sum, names)) for names in (("acquired", "reacquired"), ("released", "expired", "revoked"))
+    )
+    assert begun == ended + len(leases), (found.counters, leases)
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +155,7 @@ def backing(request: pytest.FixtureRequest, base: str) -> Iterator[Backing]:
         yield MemoryBacking()
         return
     server: RedisServer = request.getfixturevalue(f"{request.param}_server")
-    found = RedisBacking(server.url(), base)
+    found = RedisBacking(server.url(), base, history=5 if request.param == "redis" else None)
     yield found
     found.close()
 

@@ -15,9 +15,12 @@ from celery_singleton_lock.store.protocol import (
     replaced_key,
     task_keys,
 )
-from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Part, script
+
+#: The parts of the part "recorded", and of others that are in the script.
+_RECORDED = tuple(map(Part, ("observe", "listed", "swept", "refused", "waits", "barred", "freed")))
+_RELEASE_RECORDED = tuple(map(Part, ("observe", "listed")))
 
 
 class ScriptCall(Command):
@@ -25,7 +28,7 @@ class ScriptCall(Command):
 
     def __init__(self, verb: str, parts: Sequence[Part], *words: str) -> None:
         super().__init__(*words)
-        self.script, self.digest = script(verb, tuple(part.name for part in parts))
+        self.script, self.digest = script(verb, tuple([part.name for part in parts]))
 
 
 def script_call(
@@ -33,8 +36,8 @@ def script_call(
 ) -> ScriptCall:
     """Return a call with the keys and arguments of its parts after its own."""
     if parts:
-        keys = [*keys, *(key for part in parts for key in part.keys)]
-        arguments = [*arguments, *(argument for part in parts for argument in part.arguments)]
+        keys = [*keys, *[key for part in parts for key in part.keys]]
+        arguments = [*arguments, *[argument for part in parts for argument in part.arguments]]
     return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
 
 
@@ -89,18 +92,11 @@ def _acquire_records(wanted: LeaseRequest, history: int | None) -> Sequence[Part
         return ()
     noted = wanted.noted
     arguments = (noted.policy, ms(noted.waited) if noted.waited else "", str(history))
-    parts = [Part("recorded", record_keys(wanted.base), arguments), *map(Part, ("observe", "listed", "swept"))]
-    parts += [Part("refused"), *_counted(noted)]
-    if wanted.place:
-        parts.append(Part("waits"))
-    if wanted.max_starts is not None:
-        parts.append(Part("barred"))
-    return [*parts, Part("freed")]
-
-
-def _counted(noted: Noted) -> Sequence[Part]:
-    words = " ".join(f"{name}={number}" for name, number in noted.counted.items())
-    return (Part("counted", (), (words,)),) if words else ()
+    parts = (Part("recorded", record_keys(wanted.base), arguments), *_RECORDED)
+    if not noted.counted:
+        return parts
+    words = [f"{name}={number}" for name, number in noted.counted.items()]
+    return (*parts, Part("counted", (), (" ".join(words),)))
 
 
 def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
@@ -135,7 +131,7 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
     if history is not None:
         noted = wanted.noted
         parts.append(Part("recorded", record_keys(wanted.base), (noted.outcome, noted.error, str(history))))
-        parts += [Part("observe"), *([Part("listed")] if kept else [])]
+        parts += _RELEASE_RECORDED
     return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
 
 

@@ -51,9 +51,8 @@ class RedisRecords:
             cursor, found = self._server.command("ZSCAN", record_keys(base)[0], cursor or "0", "COUNT", str(PAGE))
             expiries = {entry: float(expires) / 1000 for entry, expires in pairs(found) if entry not in seen}
             seen |= expiries.keys()  # a scan may find an entry twice
-            entries = [entry for entry in expiries if expiries[entry] > now]
-            for start in range(0, len(entries), PAGE):  # a small set comes as a whole, whatever COUNT says
-                yield from self._details(base, now, {entry: expiries[entry] for entry in entries[start : start + PAGE]})
+            for start in range(0, len(expiries), PAGE):  # a small set comes as a whole, whatever COUNT says
+                yield from self._details(base, now, dict(list(expiries.items())[start : start + PAGE]))
 
     def _details(self, base: str, now: float, expiries: Mapping[str, float]) -> Iterator[Lock]:
         read = [entry.split(SEPARATOR, 6) for entry in expiries]
@@ -62,7 +61,7 @@ class RedisRecords:
         for one, expires, (duplicates, waiting) in zip(read, expiries.values(), counts, strict=True):
             state, fence, since, pid, node, digest, task_id = one
             holder = Holder(
-                task_id, node, int(pid), max(0.0, now - int(since) / 1000), expires - now, int(fence), state
+                task_id, node, int(pid), max(0.0, now - int(since) / 1000), max(0.0, expires - now), int(fence), state
             )
             yield Lock(task_of(base), f"{base}:lock:{digest}", holder, duplicates, waiting, int(since) / 1000)
 

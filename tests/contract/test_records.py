@@ -1,0 +1,311 @@
+"""What the scripts record: the locks that exist, counters and the last runs; and an operator's holds.
+
+That the counters balance is checked after each test of this folder that runs on Redis (`check_balance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, Place, RenewResult, queued_token
+from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore
+from tests.contract.conftest import RedisBacking
+from tests.servers import RedisServer
+
+MakeRequest = Callable[..., LeaseRequest]
+DUPLICATE = Noted(policy="skip")
+
+
+@pytest.fixture
+def backing(redis_server: RedisServer, base: str) -> Iterator[RedisBacking]:
+    """Yield a store that keeps three runs."""
+    found = RedisBacking(redis_server.url(), base, history=3)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def records(backing: RedisBacking) -> RecordStore:
+    return backing.store.records()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def counters(records: RecordStore, base: str) -> Callable[[], Mapping[str, int]]:
+    """Return a function that returns the counters, without times and histograms."""
+
+    def found() -> Mapping[str, int]:
+        records.sweep(base)
+        kept = records.counters(base).items()
+        return {name: n for name, n in kept if not name.startswith(("last_", "hold", "wait"))}
+
+    return found
+
+
+@pytest.fixture
+def locks(records: RecordStore, base: str) -> Callable[[], list[Lock]]:
+    return lambda: list(records.locks(base))
+
+
+@pytest.fixture
+def hold(backing: RedisBacking, lease_request: MakeRequest) -> MakeRequest:
+    """Return a function that acquires a lock."""
+
+    def held(digest: str = "d", **more: Any) -> LeaseRequest:
+        wanted = lease_request(digest, **more)
+        assert AcquireStatus.GRANTED is backing.store.acquire(wanted).status
+        return wanted
+
+    return held
+
+
+def end(backing: RedisBacking, wanted: LeaseRequest, outcome: str = "success", error: str = "", **more: Any) -> None:
+    wanted.noted = Noted(outcome=outcome, error=error)
+    backing.store.release(wanted, outcome == "success", **more)
+
+
+def test_a_run(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str, locks: Any) -> None:
+    """A lease is listed while it exists; then its run is in the history, with outcome, times and error."""
+    wanted = hold(task_id="t1")
+    (lock,) = locks()
+    holder = lock.holder
+    assert (wanted.lock, "t1", "w1@host", 4711) == (lock.key, holder.task_id, holder.node, holder.pid)
+    assert ("running", 0, 0) == (holder.state, lock.duplicates, lock.waiting)
+    assert 29 < holder.remaining <= 30
+    end(backing, wanted, "failure", "ValueError: x")
+    assert [] == locks()
+    (run,) = records.history(base)
+    assert (wanted.lock, "t1", "failure", "ValueError: x") == (run.key, run.task_id, run.outcome, run.error)
+    assert lock.since == run.started <= run.ended < run.started + 10
+    found = records.counters(base)
+    assert (1, 1) == (found["acquired"], found["released:failure"])
+    assert run.started * 1000 == pytest.approx(found["last_start"], abs=1)
+    assert "last_success" not in found
+    end(backing, hold())
+    assert records.history(base)[0].ended * 1000 == pytest.approx(records.counters(base)["last_success"], abs=1)
+
+
+def test_history_is_bounded(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """Only the last runs are kept, the newest first."""
+    for number in range(5):
+        end(backing, hold(f"d{number}", task_id=f"t{number}"))
+    assert ["t4", "t3", "t2"] == [run.task_id for run in records.history(base)]
+
+
+def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base: str) -> None:
+    """With a history of 0, runs are counted and none is kept."""
+    backing = RedisBacking(redis_server.url(), base, history=0)
+    for ended in ("release", "revoke", "expire"):
+        wanted = lease_request(ended)
+        backing.store.acquire(wanted)
+        if ended == "release":
+            end(backing, wanted)
+        elif ended == "revoke":
+            backing.store.revoke(base, wanted.lock)
+        else:
+            backing.wait(32)
+    records = backing.store.records()
+    records.sweep(base)
+    assert [] == records.history(base)
+    assert 3 == records.counters(base)["acquired"]
+    backing.close()
+
+
+def test_durations(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """Hold and wait times are counted once each, below the lowest bound that they do not exceed."""
+    end(backing, hold(noted=Noted(waited=61.5)))
+    found = records.counters(base)
+    assert ({"hold:0.1": 1, "wait:300": 1}, 61500) == (
+        {name: n for name, n in found.items() if name.startswith(("hold:", "wait:"))},
+        found["wait_ms"],
+    )
+    assert {"0.1", "300"} <= set(BOUNDS)
+
+
+def test_duplicates(
+    backing: RedisBacking, lease_request: MakeRequest, hold: MakeRequest, counters: Any, locks: Any
+) -> None:
+    """A duplicate is counted once, for its policy and its holder. A redelivery is none. A new holder has met none."""
+    first = hold(task_id="t1")
+    for request in (lease_request(noted=DUPLICATE), lease_request(), lease_request(task_id="t1", noted=DUPLICATE)):
+        assert AcquireStatus.HELD is backing.store.acquire(request).status
+    assert 1 == locks()[0].duplicates
+    assert {"acquired": 1, "duplicates:skip": 1, "redelivery_checks": 1} == counters()
+    end(backing, first)
+    hold()
+    assert 0 == locks()[0].duplicates
+
+
+def test_reservation(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+    """A reservation is a lease in the state queued, and its start no second one."""
+    hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
+    assert ["queued"] == [lock.holder.state for lock in locks()]
+    wanted = hold(task_id="t1")
+    assert ["running"] == [lock.holder.state for lock in locks()]
+    end(backing, wanted, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
+    assert ["queued"] == [lock.holder.state for lock in locks()]
+    assert {"acquired": 2, "released:retry": 1} == counters()
+
+
+def test_hold_after_a_success(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+    """A hold is listed as held until it ends. Its end is no expiry."""
+    end(backing, hold(), kept=Kept("held", 60.0))
+    assert ["held"] == [lock.holder.state for lock in locks()]
+    backing.wait(62)
+    assert {"acquired": 1, "released:success": 1} == counters()
+    assert [] == locks()
+
+
+def test_expired(backing: RedisBacking, records: RecordStore, hold: MakeRequest, counters: Any, base: str) -> None:
+    """A lease that nobody released is found expired: its run is in the history, with who held it."""
+    hold(task_id="t1")
+    backing.wait(32)
+    assert {"acquired": 1, "expired": 1} == counters()
+    (run,) = records.history(base)
+    assert ("t1", "w1@host", 4711, "expired") == (run.task_id, run.node, run.pid, run.outcome)
+
+
+def test_registry_is_bounded(backing: RedisBacking, hold: MakeRequest, locks: Any) -> None:
+    """Each acquire looks at two leases that have expired, so that they do not pile up, whatever lives beside them."""
+    hold("long", ttl=3600.0)
+    for number in range(20):
+        hold(f"gone{number}")
+    backing.wait(32)
+    for number in range(10):
+        hold(f"new{number}")
+    assert {"long", *(f"new{number}" for number in range(10))} == {lock.key.rpartition(":")[2] for lock in locks()}
+
+
+def test_renewal_keeps_it_listed(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+    """A renewed lease is listed with its new expiry, in a slot, too."""
+    one, slot = hold(), hold("s", limit=2)
+    slot.use_slot(0)
+    backing.wait(20)
+    assert [RenewResult.RENEWED] * 2 == backing.store.renew([one, slot])
+    backing.wait(20)
+    assert {"acquired": 2} == counters()
+    assert all(9 < lock.holder.remaining <= 10 for lock in locks())
+
+
+def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+    """A lease that is reacquired is one more; the one before it expires."""
+    wanted = hold()
+    backing.lose(wanted.lock)
+    backing.store.reacquire(wanted, 7)
+    backing.wait(20)
+    backing.store.renew([wanted])
+    backing.wait(15)
+    assert {"acquired": 1, "reacquired": 1, "expired": 1} == counters()
+    assert [7] == [lock.holder.fence for lock in locks()]
+
+
+def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest, counters: Any, base: str) -> None:
+    """A revoked lease is counted as that, and the release of its former holder is not."""
+    wanted = hold()
+    backing.store.revoke(base, wanted.lock)
+    end(backing, wanted)
+    assert {"acquired": 1, "revoked": 1} == counters()
+    assert ["revoked"] == [run.outcome for run in records.history(base)]
+
+
+def test_refused_start(backing: RedisBacking, lease_request: MakeRequest, hold: MakeRequest, counters: Any) -> None:
+    """A start that is refused ends the reservation of its message."""
+    more: Any = {"max_starts": MaxStarts(1)}
+    hold(**more)
+    backing.wait(32)
+    hold(token=queued_token("t1"), task_id="t1", queued=True)
+    assert AcquireStatus.TOO_MANY_STARTS is backing.store.acquire(lease_request(task_id="t1", **more)).status
+    assert {"acquired": 2, "expired": 1, "starts_refused": 1, "released:other": 1} == counters()
+
+
+def test_replaced_reservation(backing: RedisBacking, hold: MakeRequest, counters: Any) -> None:
+    """A reservation that another message replaces has ended."""
+    hold(token=queued_token("t1"), task_id="t1", queued=True)
+    hold(task_id="t2", place=Place("ticket", 1.0, 1, True, 2.0, 60.0, "", stop=True))
+    assert {"acquired": 2, "released:other": 1} == counters()
+
+
+def test_line(
+    backing: RedisBacking,
+    lease_request: MakeRequest,
+    hold: MakeRequest,
+    counters: Any,
+    locks: Any,
+    records: RecordStore,
+) -> None:
+    """Messages that wait in line are counted with the lock, and how long they waited, once they start."""
+    first = hold(place=Place())
+    joins = lease_request(task_id="t2", place=Place("ticket", 1.0, 5, False, 2.0, 60.0, ""))
+    assert AcquireStatus.HELD is backing.store.acquire(joins).status
+    assert 1 == locks()[0].waiting
+    end(backing, first)
+    end(backing, hold(task_id="t2", place=Place("ticket", 1.0)))
+    assert {"acquired": 2, "released:success": 2} == counters()
+    assert 1 == records.counters(first.base)["wait:0.1"]
+
+
+def test_counts_of_the_process(hold: MakeRequest, counters: Any) -> None:
+    """An acquire takes to the store what its process has counted."""
+    hold(noted=Noted(counted={"lost:expired": 2, "renewals": 3}))
+    assert {"acquired": 1, "lost:expired": 2, "renewals": 3} == counters()
+
+
+# -- an operator's holds -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["d", WHOLE_TASK])
+def test_operators_hold(
+    backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, name: str
+) -> None:
+    """Nobody starts during a hold, of one signature or of the task; it ends by itself, or when it is lifted."""
+    records.hold(base, name, 60.0)
+    result = backing.store.acquire(lease_request(noted=DUPLICATE))
+    assert result.holder is not None
+    assert (AcquireStatus.HELD, "held", "") == (result.status, result.holder.state, result.holder.task_id)
+    assert 59 < result.holder.remaining <= 60
+    other = backing.store.acquire(lease_request("other"))
+    assert (AcquireStatus.HELD if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
+    assert f"{base}:lock:{name}" in {lock.key for lock in records.locks(base)}
+    assert records.unhold(base, name)
+    assert not records.unhold(base, name)
+    hold()
+
+
+def test_running_body_goes_on(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """A body that runs keeps its lock during a hold, and asking again is granted again."""
+    wanted = hold()
+    records.hold(base, WHOLE_TASK, 60.0)
+    assert AcquireStatus.GRANTED is backing.store.acquire(wanted).status
+    assert [RenewResult.RENEWED] == backing.store.renew([wanted])
+    end(backing, wanted)
+
+
+def test_reservation_in_a_hold(
+    backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, counters: Any
+) -> None:
+    """A message whose delivery meets a hold has lost its reservation, which would outlive it."""
+    hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
+    records.hold(base, WHOLE_TASK, 60.0)
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t1")).status
+    records.unhold(base, WHOLE_TASK)
+    hold(task_id="t2")
+    assert {"acquired": 2, "released:other": 1} == counters()
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_line_in_a_hold(
+    backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, limit: int
+) -> None:
+    """A message joins the line during a hold, starts after it, and no key without an expiry is left."""
+    records.hold(base, WHOLE_TASK, 60.0)
+    place = Place("ticket", 1.0, 5, False, 2.0, 60.0, "message")
+    joined = backing.store.acquire(lease_request(task_id="t1", place=place, limit=limit))
+    assert (AcquireStatus.HELD, True, 1) == (joined.status, joined.is_waiting, joined.waiting)
+    keys = [key for key in backing.keys() if not key.endswith(":fence")]  # noqa: SIM118 - it is no dict
+    assert all(backing.lives(key) > 0 for key in keys)
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(place=Place(), limit=limit)).status
+    records.unhold(base, WHOLE_TASK)
+    hold(task_id="t1", place=Place("ticket", 1.0), limit=limit)

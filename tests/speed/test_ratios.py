@@ -1,0 +1,48 @@
+"""Times, compared within one run, with a wide margin: `tox -e bench` runs this, with no other test beside it.
+
+Of several rounds the best one of each counts: a busy machine spoils some, what has become slow spoils all. For figures, see
+`benchmarks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import cycle, keys, sweep
+from benchmarks.rounds import Rounds, median_of
+from benchmarks.stage import Stage, stage
+from benchmarks.tasks import OURS, SCALARS
+
+
+@pytest.fixture(scope="module")
+def own_stage() -> Iterator[Stage]:
+    """A broker and a store that nobody else talks to."""
+    with stage(quick=True) as made:
+        yield made
+
+
+def best(rounds: Rounds, name: str, reference: str) -> float:
+    """The ratio of what each took in its best round."""
+    return min(rounds.values[name]) / min(rounds.values[reference])
+
+
+def test_cycle(own_stage: Stage) -> None:
+    """All around a body takes at most five times as long as the same two commands over a raw socket."""
+    with own_stage.socket() as raw:
+        found = cycle.candidates(own_stage, raw)
+        compared = {name: median_of(found[name], 50) for name in (cycle.RAW, cycle.LIBRARY)}
+        assert best(Rounds(compared, 10), cycle.LIBRARY, cycle.RAW) < 5
+
+
+def test_key(own_stage: Stage) -> None:
+    """The key of three scalars takes at most six times as long as `json.dumps` of them and its digest."""
+    assert best(keys.measured(own_stage, SCALARS, 300, 10), OURS, keys.FLOOR) < 6
+
+
+def test_sweep(own_stage: Stage) -> None:
+    """Leases are renewed by hundreds, in at most four times what the same commands take over a raw socket."""
+    found = sweep.swept(own_stage, 1000, 5)
+    assert 10 == found.commands
+    assert best(found.wall, sweep.LIBRARY, sweep.RAW) < 4
