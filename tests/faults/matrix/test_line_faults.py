@@ -84,7 +84,7 @@ def test_fifty_and_lost_data() -> None:
 
 
 def test_fifty_and_both_ends() -> None:
-    """All messages run once after the store has lost the line and the holder's worker is dead, in the order in which they came back."""
+    """All messages run once, in the order in which they came back, after the store lost the line and the holder's worker died."""
     with _fifty("wait", "once", OWN) as (env, victim, waiting):
         with env.schedule.during("empty") as fault:
             env.store.stop()
