@@ -20,7 +20,6 @@ import redis
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.checker import Violation, bodies_of, check, table, unfinished
 from tests.faults.ledger import Event, Ledger, now
 from tests.faults.probes import Commands, Deaths, Keys, Watching, scripts
@@ -298,7 +297,7 @@ class WorkerEnvironment:
         """Load the scripts into the store, so that no call is repeated because of an unknown script."""
         with contextlib.closing(self.client()) as client:
             for one in scripts().values():
-                client.script_load(script(*one)[0])
+                client.script_load(one.text)
 
     # -- faults ------------------------------------------------------------------------------------
 

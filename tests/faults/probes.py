@@ -14,39 +14,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha1
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import redis
 
+from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.store.redis.calls import ScriptCall, acquire_call, reacquire_call, release_call, renewal_call
 from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.ledger import Ledger, name_of, now
 
 _ERRORS = (redis.RedisError, OSError)
 
-#: The scripts with their parts, in the order in which calls pass them; those in one text come together.
-PARTS: dict[str, tuple[str, ...]] = {
-    "acquire": (
-        "limit slot",
-        "queued",
-        "starts",
-        "running",
-        "line",
-        "replaced stop asked",
-        "turns named",
-        "quiet ripe left",
-        "started",
-        "calm",
-    ),
+#: The verbs whose scripts depend on no request, with the parts that a call may have.
+SMALL: dict[str, tuple[str, ...]] = {
+    "details": (),
+    "hold": (),
     "holder": ("limit",),
     "leave": (),
-    "reacquire": (),
-    "release": ("queued", "kept", "slot", "limit", "starts"),
-    "renew": ("limit", "stop"),
     "revoke": ("limit", "starts"),
+    "sweep": ("swept",),
     "wake": (),
     "wake_slots": (),
 }
+#: What requests say of a line, as far as their scripts differ by it.
+PLACES = (None, Place(), Place(stop=True), Place(quiet=1.0, max_quiet=2.0))
 #: First part of the token of a reservation, which belongs to a message that no worker has started.
 RESERVED = "queued:"
 
@@ -149,10 +143,11 @@ class Deaths(Watching):
 
 
 class Script(NamedTuple):
-    """A script and its parts."""
+    """What a script does, and its text."""
 
     verb: str
-    parts: tuple[str, ...] = ()
+    in_line: bool = False  # an acquire that may take over the reservation of the head of the line
+    text: str = ""
 
 
 @dataclass
@@ -256,9 +251,9 @@ class Commands(threading.Thread):
         if verb == "?":
             self.ledger.note("unknown script", at, digest=digest)
         if verb == "renew":
-            for index, token in enumerate(args[: 2 * count // 3 : 2]):
+            for index, token in enumerate(args[: count // 2 : 2]):
                 # A main process only knows the token, and passes the attempt key for both keys.
-                own = keys[3 * index] != keys[3 * index + 1]
+                own = keys[4 * index] != keys[4 * index + 1]
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
         elif verb in ("acquire", "reacquire", "release"):
@@ -307,7 +302,7 @@ class Commands(threading.Thread):
             more["reserved"] = True
         if does == "take" and call.script.verb == "acquire":
             own = name_of(f"{RESERVED}{call.args[2]}")
-            with_line = "line" in call.script.parts
+            with_line = call.script.in_line
             more["heir_of"] = [own, *([name_of(f"{RESERVED}line")] if with_line else [])]  # whose lock it may take over
             if with_line and "reserved" not in more:
                 more["ticket"] = call.started
@@ -359,14 +354,39 @@ def _offset() -> float:
 
 @cache
 def scripts() -> dict[str, Script]:
-    """Return all scripts that a store can send, by digest: those of the verbs, with each choice of their parts."""
-    found = [
-        Script(verb, tuple(" ".join(chosen).split()))
-        for verb, parts in PARTS.items()
-        for count in range(len(parts) + 1)
-        for chosen in combinations(parts, count)
+    """Return all scripts that a store can send, by digest: those of calls for each kind of request, with and without records."""
+    found = {}
+    for request, history in product(_requests(), (None, 9)):
+        calls = {
+            "acquire": [acquire_call(request, history)],
+            "reacquire": [reacquire_call(request, 1, history)],
+            "release": [release_call(request, True, kept, history) for kept in (None, Kept("held", 1.0))],
+            "renew": [renewal_call([request])],
+        }
+        found.update({one.digest: _script(verb, request, one) for verb, some in calls.items() for one in some})
+    for verb, parts in SMALL.items():
+        for chosen in (chosen for count in range(len(parts) + 1) for chosen in combinations(parts, count)):
+            text, digest = script(verb, chosen)
+            found[digest] = Script(verb, text=text)
+    return found
+
+
+def _script(verb: str, request: LeaseRequest, call: ScriptCall) -> Script:
+    return Script(verb, verb == "acquire" and request.place is not None, call.script)
+
+
+def _requests() -> list[LeaseRequest]:
+    """Return a request of each kind that has a script of its own."""
+    counts: tuple[MaxStarts | None, ...] = (None, MaxStarts(1), MaxStarts(1, count="unsuccessful"))
+    noted = (Noted(), Noted(counted={"renewed": 1}))
+    return [
+        LeaseRequest(
+            "", "1", "", 1.0, limit=limit, queued=queued, max_starts=starts, place=place, stoppable=stop, noted=one
+        )
+        for limit, queued, starts, place, stop, one in product(
+            (0, 2), (False, True), counts, PLACES, (False, True), noted
+        )
     ]
-    return {script(*one)[1]: one for one in found}
 
 
 def _plain(word: str) -> str:

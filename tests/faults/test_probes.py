@@ -28,13 +28,13 @@ from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event, Ledger, name_of
-from tests.faults.probes import PARTS, Commands, Keys, Script, Watching
+from tests.faults.probes import Commands, Keys, Script, Watching, scripts
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.servers import RedisServer, until
 
 LIMITS = Limits(ttl=30.0)
 BASE = 'singleton:{job \\ "one"}'
-LOCK, REVOKED = f"{BASE}:lock:1", f"{BASE}:revoked"
+LOCK, REVOKED, REGISTRY, HOLDS = f"{BASE}:lock:1", f"{BASE}:revoked", f"{BASE}:registry", f"{BASE}:holds"
 
 
 class Scene:
@@ -47,7 +47,7 @@ class Scene:
         self.commands = Commands(self.ledger, self.url)
         self.commands.start()
         until(self.commands.ready.is_set, "MONITOR")
-        self.store = RedisStore(connector(self.url, {}))
+        self.store = RedisStore(connector(self.url, {}), history=9)
         self.client = redis.Redis.from_url(self.url)
         self.names: dict[str, str] = {}  # of other tokens
         self.a, self.b = (
@@ -133,7 +133,7 @@ def test_foreign_release(scene: Scene) -> None:
 def test_foreign_renewal(scene: Scene) -> None:
     """A renewal of another holder's lock is recorded and counts as a theft."""
     scene.store.acquire(scene.a)
-    keys = [LOCK, scene.b.attempt, REVOKED]
+    keys = [LOCK, scene.b.attempt, REVOKED, REGISTRY]
     scene.broken("renew", "if owner == token then", "if true then", keys, scene.b.token, 30000)
     assert [("acquire", "a", LOCK, "take"), ("renew", "b", LOCK, "renew")] == scene.seen()
     assert {"theft"} == scene.found()
@@ -154,7 +154,12 @@ def test_renewal_after_its_release(scene: Scene) -> None:
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, True)
     scene.broken(
-        "renew", "if owner == token then", "if true then", [LOCK, scene.a.attempt, REVOKED], scene.a.token, 30000
+        "renew",
+        "if owner == token then",
+        "if true then",
+        [LOCK, scene.a.attempt, REVOKED, REGISTRY],
+        scene.a.token,
+        30000,
     )
     assert ("renew", "a", LOCK, "renew") == scene.seen()[-1]
     assert {"late renewal"} == scene.found()
@@ -173,10 +178,11 @@ def test_unlock(scene: Scene) -> None:
 
 
 def test_every_script_is_known() -> None:
-    """Each script file is that of a verb or a part."""
-    files = {path.stem for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua")}
-    parts = {f"{verb}_{part}" for verb, chosen in PARTS.items() for part in " ".join(chosen).split()}
-    assert files == {*PARTS, *parts}
+    """Each line of code of each script file is in a script that the probe knows."""
+    known = "\n".join(one.text for one in scripts().values())
+    for path in (Path(celery_singleton_lock.__file__).parent / "store" / "redis").glob("*.lua"):
+        code = [line for line in path.read_text().splitlines() if not line.strip().startswith("--")]
+        assert [] == [line for line in code if line not in known], path.name
 
 
 def test_slots(scene: Scene) -> None:
@@ -212,7 +218,7 @@ def test_reservations(scene: Scene) -> None:
 def test_reservation_of_another(scene: Scene) -> None:
     """A delivery that takes another message's reservation is a theft."""
     scene.store.acquire(LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True))
-    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED]
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, HOLDS]
     who = (scene.b.token, 30000, "task-b", "", 0, "", "")
     scene.broken("acquire", "if owner ~= 'queued:' .. ARGV[3] then", "if false then", keys, *who)
     scene.names = {name_of(queued_token("task-x")): "queued"}
@@ -283,8 +289,8 @@ def test_line_that_is_not_kept(scene: Scene) -> None:
     rule = "is_turn = is_turn and (not head or head == ticket)"
     assert 1 == text.count(rule)
     text = text.replace(rule, "")
-    scene.commands._scripts[sha1(text.encode()).hexdigest()] = Script("acquire", ("line", "started"))
-    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED]
+    scene.commands._scripts[sha1(text.encode()).hexdigest()] = Script("acquire", in_line=True)
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, HOLDS]
     keys += line_keys(BASE, "1")
     who = (scene.b.token, 30000, "task-t2", "", 0, "", "")
     scene.client.eval(text, len(keys), *keys, *who, "t2", 1, 0, "", 0, "", 3600000)  # type: ignore[no-untyped-call]

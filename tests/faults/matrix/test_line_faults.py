@@ -1,4 +1,4 @@
-"""Faults 37 to 39: fifty messages in one line, and the end of the store, or of the holder's worker."""
+"""Faults 37 to 39 and 43: fifty messages in one line, and the end of the store, of the holder's worker, or of both."""
 
 from __future__ import annotations
 
@@ -81,3 +81,22 @@ def test_fifty_and_lost_data() -> None:
         env.go("a")
         _all_run(env, "39 store emptied", TTL + ALL, fault.at, waiting)
         assert MANY + 1 == len(env.ledger.events("start"))
+
+
+def test_fifty_and_both_ends() -> None:
+    """All messages run once, in the order in which they came back, after the store lost the line and the holder's worker died."""
+    with _fifty("wait", "once", OWN) as (env, victim, waiting):
+        with env.schedule.during("empty") as fault:
+            env.store.stop()
+            env.kill(victim)
+            env.store.start()
+        env.send("wait", "a", ["hold"], expect="once")  # so that the copies find the lock held, and join again
+        env.body("a", 2)
+        until(lambda: env.in_line("wait", "a") == MANY, "all are in line again", TTL + ALL)
+        env.go("a")
+        _all_run(env, "43 store emptied and holder's worker killed", TTL + ALL, fault.at, waiting)
+        back = [event["task_id"] for event in env.ledger.events("line", does="join") if event["at"] > fault.until]
+        assert {result.id for result in waiting} == set(back)
+        assert list(dict.fromkeys(back)) == [event["task_id"] for event in env.ledger.events("start")][2:]
+        env.last(TTL + 1)  # the last copies have come
+        assert MANY + 2 == len(env.ledger.events("start"))
