@@ -42,6 +42,8 @@ class EventLogger:
         self._tally.count(state.request.base, f"lost:{reason}")
         self._report(_log, state, "lost its lock %s and is still running")
         self._report(_send_for, signals.lock_lost, state)
+        if state.sends_events:
+            self._report(_send_event, state, reason)
 
     def replaced(self, state: LeaseState) -> None:
         self._report(_log, state, "is to stop, as a newer message replaces it; it keeps its lock %s until it ends")
@@ -66,6 +68,12 @@ class EventLogger:
 
 def _send_for(signal: Any, state: LeaseState) -> None:
     send(signal, state.task, lease=Lease(state.request.lock, state))
+
+
+def _send_event(state: LeaseState, reason: str) -> None:
+    request = state.request
+    with state.task.app.events.default_dispatcher(hostname=request.node) as dispatcher:  # as `Task.send_event` does
+        dispatcher.send("task-singleton-lost", uuid=request.task_id, key=request.lock, reason=reason)
 
 
 def _log(state: LeaseState, text: str, *more: object) -> None:

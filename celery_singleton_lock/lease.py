@@ -23,7 +23,7 @@ class LeaseState:
 
     __slots__ = (
         "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "lost", "reacquired", "request",
-        "stopped", "task", "unreleased", "verify"
+        "sends_events", "stopped", "task", "unreleased", "verify"
     )  # fmt: skip
 
     def __init__(self, request: LeaseRequest, task: Any = None) -> None:
@@ -34,6 +34,7 @@ class LeaseState:
         self.due = 0.0  # when the next renewal is due
         self.cap = math.inf  # the lease is neither renewed nor trusted from then on
         self.held_until = 0.0  # the lock stays until then if the body succeeds
+        self.sends_events = False  # the worker sends task events
         self.unreleased = True  # the store may have a lock of this token
         self.lost = False
         self.stopped = False  # a newer message asks the body to stop; the lock stays ours until it does

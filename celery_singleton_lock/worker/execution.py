@@ -50,8 +50,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     waiting = retry_state_of(request)
     if not (options.singleton or waiting.ticket):  # what waits in line is run once by the line alone
         return body()
-    supervised = delivery_of(request).supervised
-    execution.context = context = context_of(task.app, single=supervised)
+    delivery = delivery_of(request)
+    execution.context = context = context_of(task.app, single=delivery.supervised)
     if waiting.stands_for:
         handle_copy(task, request, config, context.store, args, kwargs)
     wanted = LeaseRequest(
@@ -62,7 +62,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         request.id,
         request.hostname or gethostname(),
         context.pid,
-        supervised,
+        delivery.supervised,
         is_redelivered(request),
         place=place_of(task, request, options.on_duplicate),
         limit=config.limit(args, kwargs),
@@ -74,6 +74,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return joined.result
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)
+    state.sends_events = delivery.events
     try:
         result, sent_at = _acquire(context, wanted)
         while result.status is not AcquireStatus.GRANTED:

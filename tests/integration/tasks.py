@@ -562,6 +562,8 @@ JOBS: dict[str, dict[str, Any]] = {
         "default_retry_delay": 0,
     },
     "replace": {"on_duplicate": Replace(grace=120), "lock_ttl": 60},
+    "replace_short": {"on_duplicate": "replace", "lock_ttl": 1},
+    "once_more_short": {"on_duplicate": "run_once_more", "lock_ttl": 1},
     "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
     "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},
     "replace_chosen": {"on_duplicate": lambda task, holder: Replace(grace=1.5), "lock_ttl": 60},

@@ -168,3 +168,17 @@ class TestEvent:
             (event,) = [event for event in skipped() if event["uuid"] == duplicate.id]
             assert event["hostname"] == env.worker.hostname()
             assert holder.id in str(event)
+
+    def test_lost_lock_is_in_the_event_stream(self, env: WorkerEnvironment) -> None:
+        """A lost lock sends an event, which names the task, the lock and the reason."""
+        holder = env.hold("skip_short")
+        with EventStream(env.app) as stream:
+            env.job("skip_short").force_unlock(env.tag)  # type: ignore[attr-defined]
+
+            def lost() -> list[Event]:
+                return [event for event in stream.events if event["type"] == "task-singleton-lost"]
+
+            until(lost, "the event")
+        (event,) = lost()
+        assert (holder.id, env.worker.hostname()) == (event["uuid"], event["hostname"])
+        assert (env.key("skip_short"), "revoked") == (event["key"], event["reason"])

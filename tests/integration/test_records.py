@@ -1,0 +1,203 @@
+"""What workers record: how runs ended, duplicates by policy, what was lost; and an operator's holds, with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+from celery import states
+
+from celery_singleton_lock import DuplicateTask, locks
+from celery_singleton_lock.store.records import LOSSES, OUTCOMES, Statistics
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import WorkerSpec
+from tests.servers import RedisServer, until
+
+POOLS = ("prefork", "threads", "gevent")
+#: What a body does -> how its run is recorded, and with which error.
+ENDS = {
+    "return": ("success", ""),
+    "raise": ("failure", "Boom: "),
+    "ignore": ("other", ""),
+    "reject": ("other", ""),
+    "retry": ("retry", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    return {"singleton_lock_url": own_store.url()}
+
+
+@pytest.fixture(scope="module")
+def worker_specs() -> Sequence[WorkerSpec]:
+    return [WorkerSpec(pool) for pool in POOLS]
+
+
+@pytest.fixture(params=POOLS)
+def queue(request: pytest.FixtureRequest, env: WorkerEnvironment) -> str:
+    return str(env.worker_of(request.param).worker_queue)
+
+
+@pytest.fixture(autouse=True)
+def balance(env: WorkerEnvironment, own_store: RedisServer) -> Iterator[None]:
+    """Check after each test that each lease that began has ended, or is listed."""
+    yield
+    env.let_all_go()
+    for found in locks.stats(env.app):
+        begun = found.sum("acquired") + found.sum("reacquired")
+        assert begun == found.held + sum(map(found.sum, ("released", "expired", "revoked"))), found
+
+
+def counted(env: WorkerEnvironment, name: str) -> Mapping[str, int]:
+    """Return the counters of a job."""
+    return locks.stats(env.app, f"job.{name}")[0].counters
+
+
+def test_tasks_are_known(env: WorkerEnvironment) -> None:
+    """A worker that starts makes its tasks and groups known, also those that have never run."""
+    known = until(lambda: locks.tasks(env.app), "the tasks are known")
+    assert {"job.skip", "job.publish", "customers", "exports"} <= set(known)
+    assert not {"then", "group.bill"} & set(known)
+
+
+@pytest.mark.parametrize("act", ENDS)
+def test_ends(env: WorkerEnvironment, queue: str, act: str) -> None:
+    """A run is recorded with its outcome, its node, and the beginning of its error."""
+    before = counted(env, "skip")
+    outcome, error = ENDS[act]
+    result = env.job("skip").apply_async((env.tag, [act, "return"], 0.0), queue=queue)
+    run = until(lambda: [run for run in locks.history(env.app, "job.skip") if run.task_id == result.id], "the run")[-1]
+    assert (env.key(), outcome, error) == (run.key, run.outcome, run.error[: len(error)])
+    assert 0 <= run.duration < 10
+    name = f"released:{outcome}"
+    assert counted(env, "skip")[name] > before.get(name, 0)
+    assert outcome in OUTCOMES
+
+
+def test_killed_child(env: WorkerEnvironment) -> None:
+    """The run of a killed child is recorded, with who it was."""
+    result = env.hold("skip")
+    (start,) = env.starts()
+    env.kill_body(start)
+    (run,) = until(lambda: [run for run in locks.history(env.app, "job.skip") if run.task_id == result.id], "the run")
+    assert ("other", start["pid"]) == (run.outcome, run.pid)
+
+
+@pytest.mark.parametrize("name", ["skip", "raising", "retry", "wait", "once_more", "replace", "join"])
+def test_duplicates(env: WorkerEnvironment, queue: str, name: str) -> None:
+    """Each message that finds its lock held is counted once for its policy, however often it comes back."""
+    policy = {"raising": "raise", "once_more": "run_once_more"}.get(name, name)
+    before = counted(env, name).get(f"duplicates:{policy}", 0)
+    env.hold(name, queue=queue)
+    results = [env.job(name).apply_async((env.tag,), queue=queue) for _ in range(2)]
+    until(lambda: counted(env, name).get(f"duplicates:{policy}", 0) == before + 2, "both are counted")
+    (lock,) = locks.list(env.app, f"job.{name}")
+    assert 2 == lock.duplicates
+    env.let_go()
+    until(lambda: any(result.ready() for result in results), "one of them has ended", 30)
+    assert before + 2 == counted(env, name)[f"duplicates:{policy}"]
+
+
+def test_waited(env: WorkerEnvironment, queue: str) -> None:
+    """The time that a message has waited is counted when it starts."""
+
+    def waits() -> int:
+        return sum(n for name, n in counted(env, "wait").items() if name.startswith("wait:"))
+
+    before = waits()
+    env.hold("wait", queue=queue)
+    result = env.job("wait").apply_async((env.tag,), queue=queue)
+    until(lambda: [lock for lock in locks.list(env.app, "job.wait") if lock.waiting], "it waits")
+    env.let_go()
+    env.get(result, 30)
+    assert before + 1 == waits()
+
+
+def test_lost(env: WorkerEnvironment, queue: str) -> None:
+    """A process that lost a lease reports it, with the reason, with its next lease."""
+    job = env.job("skip_short")
+    env.hold("skip_short", queue=queue)
+    before = counted(env, "skip_short").get("lost:revoked", 0)
+    job.force_unlock(env.tag)  # type: ignore[attr-defined]
+    until(lambda: env.lock_signals(env.key("skip_short"), "lock_lost"), "it is lost")
+    env.let_go()
+    env.finish_node(queue)
+
+    def is_reported() -> bool:
+        env.get(job.apply_async((env.other_tag("next"),), queue=queue))
+        return counted(env, "skip_short").get("lost:revoked", 0) == before + 1
+
+    until(is_reported, "it is reported")
+    assert "revoked" in LOSSES
+
+
+# -- an operator's holds -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(env: WorkerEnvironment, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Hold the signature of a job; lift the hold in the end."""
+    locks.hold(env.app, 60.0, key=env.key(request.param))
+    yield request.param
+    locks.unhold(env.app, key=env.key(request.param))
+
+
+@pytest.mark.parametrize("held", ["skip", "raising"], indirect=True)
+def test_hold_ends_duplicates(env: WorkerEnvironment, queue: str, held: str) -> None:
+    """During a hold a task is skipped, or fails, as a duplicate of a holder in the state held."""
+    result = env.job(held).apply_async((env.tag,), queue=queue)
+    if held == "skip":
+        assert (None, states.SUCCESS) == (env.get(result), result.state)
+    else:
+        error = env.error(result)
+        assert isinstance(error, DuplicateTask)
+        assert "held" == error.holder.state
+    assert [] == env.starts()
+    assert [event["what"] for event in env.lock_signals(env.key(held))] == ["duplicate"]
+
+
+@pytest.mark.parametrize("name", ["retry", "wait_short_ttl", "once_more_short", "replace_short", "join"])
+def test_hold_lets_others_wait(env: WorkerEnvironment, queue: str, name: str) -> None:
+    """A task that waits, comes back or joins runs once the hold has ended."""
+    locks.hold(env.app, 2.0, key=env.key(name))
+    result = env.job(name).apply_async((env.tag,), queue=queue)
+    until(lambda: env.lock_signals(env.key(name), "duplicate"), "it met the hold")
+    assert [] == env.starts()
+    assert "done" == env.get(result, 30)
+    assert 1 == len(env.starts())
+
+
+def test_hold_of_a_task(env: WorkerEnvironment, queue: str) -> None:
+    """A hold of a task lets its bodies go on that run, and no other start, until it is lifted."""
+    first = env.hold("impatient", queue=queue)
+    locks.hold(env.app, 60.0, task="job.impatient")
+    other = env.job("impatient").apply_async((env.other_tag("b"),), queue=queue)
+    until(lambda: env.lock_signals(env.key("impatient", env.other_tag("b")), "duplicate"), "it met the hold")
+    env.let_go()
+    assert "held" == env.get(first)
+    assert [] == env.starts(env.other_tag("b"))
+    assert locks.unhold(env.app, task="job.impatient")
+    assert "done" == env.get(other, 30)
+
+
+def test_publish_in_a_hold(env: WorkerEnvironment, queue: str) -> None:
+    """A call with `lock_from="publish"` is sent during a hold, as there is no other result, and is skipped when it comes."""
+    locks.hold(env.app, 60.0, key=env.key("publish"))
+    result = env.job("publish").apply_async((env.tag,), queue=queue)
+    assert "held" == result.duplicate.state
+    assert env.get(result) is None
+    assert [] == env.starts()
+    locks.unhold(env.app, key=env.key("publish"))
+    assert "done" == env.get(env.job("publish").apply_async((env.tag,), queue=queue))
+
+
+def test_statistics_of_a_limit(env: WorkerEnvironment, queue: str) -> None:
+    """The locks of several holders of a signature are listed one by one."""
+    for _ in range(2):
+        env.hold("limit", acts=("hold", "hold"), queue=queue)
+    found: Statistics = locks.stats(env.app, "job.limit")[0]
+    assert (2, {"running": 2}) == (found.held, dict(found.states))
+    assert 2 == len({lock.key for lock in locks.list(env.app, "job.limit")})
+    assert found.oldest > 1e9
