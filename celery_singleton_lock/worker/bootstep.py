@@ -137,8 +137,8 @@ def _add_tasks(context: ProcessContext, names: list[str]) -> float:
         store.records().add_tasks(f"{context.settings.prefix}:tasks", names)
     except StoreUnavailable:
         return now() + _RETRY_INTERVAL
-    except StoreError as error:
-        logger.warning("The store of locks does not list the tasks of this worker: %s", error)
+    except StoreError as error:  # `_check_store` has warned if it refuses all
+        logger.info("The store of locks does not list the tasks of this worker: %s", error)
     finally:
         store.close()
     return math.inf
