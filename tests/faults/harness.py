@@ -172,7 +172,7 @@ class WorkerEnvironment:
         ]
         for watcher in self._watchers:
             watcher.start()
-        until(self._watchers[2].ready.is_set, "MONITOR")  # type: ignore[union-attr]
+        self.watch_commands()
 
     def __enter__(self) -> WorkerEnvironment:
         return self
@@ -289,6 +289,10 @@ class WorkerEnvironment:
             assert before == begun(), "a duplicate has started"
             time.sleep(0.1)
 
+    def watch_commands(self) -> None:
+        """Wait until the probe sees all commands of a server that was started again."""
+        until(self._watchers[2].ready.is_set, "MONITOR")  # type: ignore[union-attr]
+
     def client(self) -> redis.Redis:
         """Return a client of the store that does not use the proxy."""
         return redis.Redis.from_url(self.store.url(), decode_responses=True, socket_timeout=2)
@@ -300,6 +304,13 @@ class WorkerEnvironment:
                 client.script_load(one.text)
 
     # -- faults ------------------------------------------------------------------------------------
+
+    def kill_connections(self) -> None:
+        """Kill all connections to the store but that of the probe."""
+        with self.client() as client:
+            for one in client.client_list():
+                if "O" not in one["flags"]:
+                    client.execute_command("CLIENT", "KILL", "ID", one["id"], "SKIPME", "yes")
 
     def kill(self, worker: Worker) -> Fault:
         """Kill a main process and its children with SIGKILL."""

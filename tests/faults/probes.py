@@ -161,6 +161,7 @@ class Call:
     superseded: str = ""  # the ticket that is about to be replaced in line
     left: tuple[float, str, str] | None = None  # time, lock and ticket that has left the line; it may be about to start
     started: str = ""  # the ticket whose message starts
+    new: bool = False  # the lock has a new owner
 
 
 class Commands(threading.Thread):
@@ -188,6 +189,7 @@ class Commands(threading.Thread):
                 with contextlib.suppress(*_ERRORS):
                     for line in self._lines():
                         self._read(line)
+                self.ready.clear()
                 self.ledger.note("store reset")
                 time.sleep(0.05)
 
@@ -277,6 +279,7 @@ class Commands(threading.Thread):
         """Record a change of a lock: its owner is the token that acquired it, a reservation's included."""
         command, key, verb, args = words[0].upper(), words[1], call.script.verb, call.args
         ttl = float(words[2]) / 1000 if command == "PEXPIRE" else 0.0
+        call.new = call.new or (command == "HSET" and "token" in words)
         if verb == "renew" and command == "PEXPIRE":
             self._lock = key
         elif verb in ("acquire", "reacquire") and command == "PEXPIRE":
@@ -297,7 +300,7 @@ class Commands(threading.Thread):
             self.ledger.note("store", at, verb=verb, run="", key=key, does=["unlock"])
 
     def _did(self, at: float, call: Call, token: str, key: str, does: str, ttl: float = 0.0) -> None:
-        more: dict[str, object] = {}
+        more: dict[str, object] = {"new": True} if does == "take" and call.new else {}
         if not token or token.startswith(RESERVED):
             more["reserved"] = True
         if does == "take" and call.script.verb == "acquire":

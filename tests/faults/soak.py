@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from celery_singleton_lock import locks
 from tests.faults.checker import bodies_of, figures, table, unfinished
+from tests.faults.counters import disagreements
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event
 from tests.servers import RabbitMQServer, ServerMissing, until
@@ -143,7 +145,7 @@ class Soak:
             "store paused, long": lambda fault: self._pause_store("outage", fault),
             "store lost its data": self._empty_store,
             "scripts flushed": lambda fault: self._command("SCRIPT", "FLUSH"),
-            "connections killed": lambda fault: self._command("CLIENT", "KILL", "TYPE", "normal"),
+            "connections killed": lambda fault: self._env.kill_connections(),
             "half-open": self._half_open,
         }
 
@@ -223,10 +225,14 @@ class Soak:
             self._env.store.resume()
 
     def _empty_store(self, fault: Planned) -> None:
+        """Restart the store without its data. Nobody reaches it before the probe does, so that counters can be compared."""
         with self._env.schedule.during("empty"):
+            self._env.proxy.hanging.set()
             self._env.store.stop()
             self._wait(fault.span)
             self._env.store.start()
+            self._env.watch_commands()
+            self._env.proxy.hanging.clear()
 
     def _half_open(self, fault: Planned) -> None:
         with self._env.schedule.during("pause"):  # too short to lose a lease, see fault 20
@@ -268,13 +274,15 @@ def main() -> int:
         soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
         soak.finish(180)
+        wrong = disagreements(env.ledger.events(), locks.stats(env.app))
         violations = env.verdict()
         events = env.ledger.events()
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))
         if violations:
             print(table(violations))
             print(history(events, env, {key for key in bench_keys(events) if any(key in v.text for v in violations)}))
-    return int(bool(violations))
+        print("\n".join(["counters:", *(wrong or ["as seen"])]))
+    return int(bool(violations or wrong))
 
 
 def bench_keys(events: Sequence[Event]) -> set[str]:

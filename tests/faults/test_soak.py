@@ -37,6 +37,7 @@ class Machine:
         self.ledger = SimpleNamespace(events=self._starts)
         self.store = SimpleNamespace(pause=int, resume=int, stop=int, start=int)
         self.proxy = SimpleNamespace(hanging=threading.Event())
+        self.watch_commands = int
 
     def clock(self) -> float:
         return self.time
@@ -80,6 +81,9 @@ class Machine:
         begin = self.time
         yield
         self.faults.append((kind, who, begin, self.time))
+
+    def kill_connections(self) -> None:
+        self.faults.append(("kill connections", None, self.time, self.time))
 
     def stopped(self, worker: Any) -> contextlib.AbstractContextManager[None]:
         return self.during("stop", self.workers.index(worker))
