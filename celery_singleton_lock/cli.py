@@ -76,8 +76,8 @@ def release(context: click.Context, key: str, force: bool, dry_run: bool, as_jso
 @click.pass_context
 def exporter(context: click.Context, listen: str) -> None:
     """Serve the metrics of all locks to Prometheus, until SIGTERM or Ctrl-C."""
-    host, _, port = listen.rpartition(":")
-    if not (port.isdecimal() and int(port) < 65536):
+    host, colon, port = listen.rpartition(":")
+    if not (colon and port.isdecimal() and int(port) < 65536):
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     try:
         from celery_singleton_lock.contrib import prometheus
