@@ -16,6 +16,14 @@ from urllib.request import urlopen
 
 DASHBOARD = json.loads((Path(__file__).parent / "dashboard.json").read_text(encoding="utf-8"))
 COLUMN, ROW, GAP = 56, 34, 8  # pixels of Grafana's grid
+NAMED = {
+    "green": "#73bf69",
+    "red": "#f2495c",
+    "orange": "#ff9830",
+    "yellow": "#f2cc0c",
+    "purple": "#b877d9",
+    "gray": "#8e8e8e",
+}
 COLOURS = ("#73bf69", "#f2cc0c", "#5794f2", "#ff780a", "#f2495c", "#b877d9", "#8ab8ff", "#37872d", "#e0b400", "#c4162a")
 STYLE = """
 body { background: #111217; color: #ccccdc; font: 12px "DejaVu Sans", sans-serif; margin: 0; }
@@ -49,7 +57,7 @@ def shown(value: float, unit: str) -> str:
     return f"{value * (100 if unit == 'percentunit' else 1):.3g}{suffix}"
 
 
-def chart(panel: dict, series: list, begin: float, end: float, width: int, height: int) -> str:
+def chart(panel: dict, series: list, colours: list, begin: float, end: float, width: int, height: int) -> str:
     """Return the lines of a panel, stacked if it says so, as SVG."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     stacked = panel["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
@@ -62,33 +70,35 @@ def chart(panel: dict, series: list, begin: float, end: float, width: int, heigh
         floor.update({t: v for t, v, _ in line})
         lines.append(line)
     top = max((v for line in lines for _, v, _ in line), default=0.0) * 1.08 or 1.0
+    scale = 60 if unit == "s" and top >= 60 else 2**20 if unit == "bytes" else 1
+    power = 10 ** math.floor(math.log10(top / scale / 2.5))
+    tick = next(size * power for size in (1, 2, 5, 10) if top / scale / (size * power) <= 5) * scale
     left, bottom = 62, height - 18
 
     def at(t: float, v: float) -> str:
         return f"{left + (t - begin) / (end - begin) * (width - left - 12):.1f},{bottom - v / top * (bottom - 8):.1f}"
 
     parts = []
-    for number in range(4):
-        x, y = at(begin, top * number / 3).split(",")
+    for number in range(int(top / tick) + 1):
+        x, y = at(begin, tick * number).split(",")
         parts.append(f'<path d="M{x},{y}H{width - 12}" stroke="#2a2d33"/>')
-        parts.append(
-            f'<text x="{left - 6}" y="{float(y) + 3}" text-anchor="end">{shown(top * number / 3, unit)}</text>'
-        )
+        parts.append(f'<text x="{left - 6}" y="{float(y) + 3}" text-anchor="end">{shown(tick * number, unit)}</text>')
+    for number, anchor in enumerate(("start", "middle", "middle", "end")):
         moment = begin + (end - begin) * number / 3
-        when, anchor = time.strftime("%H:%M:%S", time.gmtime(moment)), ("start", "middle", "middle", "end")[number]
+        when = time.strftime("%H:%M:%S", time.gmtime(moment))
         parts.append(f'<text x="{at(moment, 0).split(",")[0]}" y="{height - 4}" text-anchor="{anchor}">{when}</text>')
-    for line, colour in zip(lines, COLOURS * len(lines), strict=False):
+    for line, colour in zip(lines, colours, strict=True):
         over, under = [at(t, v) for t, v, _ in line], [at(t, low) for t, _, low in reversed(line)]
-        opacity = 0.3 if stacked else 0.08
-        parts.append(f'<polygon points="{" ".join(over + under)}" fill="{colour}" fill-opacity="{opacity}"/>')
-        parts.append(f'<polyline points="{" ".join(over)}" fill="none" stroke="{colour}" stroke-width="1.4"/>')
+        if stacked:
+            if all(v == low for _, v, low in line):
+                continue
+            parts.append(f'<polygon points="{" ".join(over + under)}" fill="{colour}" fill-opacity="0.3"/>')
+        gap = (end - begin) / 60  # a line is broken where there was nothing
+        breaks = [n for n in range(1, len(line)) if line[n][0] - line[n - 1][0] > gap]
+        for first, last in zip([0, *breaks], [*breaks, len(line)], strict=True):
+            points = " ".join(over[first:last])
+            parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
     return f'<svg width="{width}" height="{height}">{"".join(parts)}</svg>'
-
-
-def legend(names: list[str]) -> str:
-    """Return the names of the lines with their colours."""
-    pairs = zip(names, COLOURS * len(names), strict=False)
-    return "".join(f'<span><i style="background:{colour}"></i>{html.escape(name)}</span>' for name, colour in pairs)
 
 
 def draw(panel: dict, server: str, job: str, begin: float, end: float) -> str:
@@ -105,13 +115,19 @@ def draw(panel: dict, server: str, job: str, begin: float, end: float) -> str:
     style = f"left:{grid['x'] * COLUMN + GAP}px;top:{grid['y'] * ROW + GAP}px;width:{width}px;height:{height}px"
     if panel["type"] == "stat":
         value = series[0][1][-1][1] if series else math.nan
-        steps = settings.get("thresholds", {}).get("steps", [{"color": "#73bf69"}])
-        colour = [step["color"] for step in steps if value >= (step.get("value") or 0)][-1:] or ["grey"]
+        steps = settings.get("thresholds", {}).get("steps", [{"color": "green"}])
+        colour = [step["color"] for step in steps if value >= (step.get("value") or 0)][-1:] or ["gray"]
         words = settings.get("mappings", [{"options": {}}])[0]["options"].get(f"{value:g}", {}).get("text")
-        body = f'<b style="color:{colour[0]}">{words or shown(value, settings["unit"])}</b>'
+        text = words or shown(round(value) if settings.get("decimals") == 0 else value, settings["unit"])
+        body = f'<b style="color:{NAMED[colour[0]]}">{text}</b>'
     else:
-        picture = chart(panel, series, begin, end, width, height - 62)
-        body = f"{picture}<p>{legend([name for name, _ in series])}</p>"
+        own = {one["matcher"]["options"]: one["properties"][0] for one in panel["fieldConfig"]["overrides"]}
+        names = [name for name, _ in series]
+        colours = [NAMED[own[n]["value"]["fixedColor"]] if n in own else COLOURS[i % 10] for i, n in enumerate(names)]
+        items = zip(names, colours, strict=True)
+        legend = "".join(f'<span><i style="background:{c}"></i>{html.escape(n)}</span>' for n, c in items)
+        lines = 1 + sum(len(name) * 7.5 + 30 for name in names) // width + (max(map(len, names), default=0) > 25)
+        body = chart(panel, series, colours, begin, end, width, int(height - 36 - 17 * lines)) + f"<p>{legend}</p>"
     return f'<section style="{style}"><h2>{html.escape(panel["title"])}</h2>{body}</section>'
 
 
