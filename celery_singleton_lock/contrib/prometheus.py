@@ -58,7 +58,7 @@ _COUNTERS = (
 )
 _HISTOGRAMS = (
     ("hold", "Seconds for which leases were held."),
-    ("wait", "Seconds for which messages waited for their locks, apart from the time in line."),
+    ("wait", "Seconds for which messages waited for their locks, until they started."),
 )
 _GAUGES: Sequence[tuple[str, str, Callable[[Statistics], float]]] = (
     ("blocked_duplicates", "The most duplicates that one of the present holders has met.", lambda one: one.blocked),

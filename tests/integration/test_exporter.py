@@ -24,6 +24,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
+import redis
 from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
@@ -36,6 +37,7 @@ from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
+from tests.runbook import login
 from tests.servers import (
     Process,
     RedisServer,
@@ -60,7 +62,7 @@ LABELS = {
     "verb": {*VERBS},
     "state": {*STATES},
 }
-#: Kept by the store for each task, and what becomes of them in Prometheus; the others have one series, or one for each label.
+#: Fields of the statistics that are no counters in Prometheus.
 TIMES = {"hold", "hold_ms", "wait", "wait_ms", "last_start", "last_success"}
 APP = (
     'from celery import Celery\napp = Celery("bare", broker="memory://", changes={{"singleton_lock_url": {store!r}}})\n'
@@ -97,7 +99,7 @@ class Output:
 
 
 @contextmanager
-def exporter(store: str | None, *before: str) -> Iterator[tuple[Process, str]]:
+def exporter(store: str) -> Iterator[tuple[Process, str]]:
     """Run an exporter on a free port until the end; yield it and its URL."""
     directory = new_directory("exporter")
     (directory / "bare.py").write_text(APP.format(store=store))
@@ -343,6 +345,21 @@ def test_store_away_at_the_start() -> None:
     """It starts without the store."""
     with exporter(f"redis://127.0.0.1:{free_port()}/0") as (_, url):
         assert 0 == scrape(url).value("store_up")
+
+
+def test_login() -> None:
+    """The runbook's login suffices. If it lacks `info`, the metrics of tasks are there, and those of the server are not."""
+    with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
+        client.execute_command(*login("secret"))
+        client.sadd("singleton:tasks", "shop.tasks.sync")
+        with exporter(server.url().replace("//", "//locks:secret@")) as (_, url):
+            allowed = scrape(url)
+            client.execute_command("ACL", "SETUSER", "locks", "-info")
+            refused = scrape(url)
+    assert (1, 0) == (allowed.value("store_up"), allowed.value("scrape_errors_total"))
+    assert (1, 1) == (refused.value("store_up"), refused.value("scrape_errors_total"))
+    assert allowed.value("store_connected_clients") > 0 == refused.sum("acquired_total", "shop.tasks.sync")
+    assert "store_connected_clients" not in refused.text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
