@@ -400,7 +400,7 @@ def test_errors_are_one_line(own_store: RedisServer, tmp_path: Path) -> None:
 
 def test_environment_is_no_option(own_store: RedisServer, tmp_path: Path) -> None:
     """The variables that Kubernetes sets for a service of that name are not read."""
-    variables = {f"CELERY_SINGLETON_EXPORTER_{name}": "tcp://10.0.0.1:9808" for name in ("LISTEN", "PORT", "HOST")}
+    variables = {f"CELERY_SINGLETON_EXPORTER_{name}": "tcp://metrics" for name in ("LISTEN", "PORT", "HOST")}
     taken = f"127.0.0.1:{own_store.port}"
     done = exporter_that_fails(tmp_path, own_store.url(), "--listen", taken, **variables)
     assert f"cannot listen on {taken}" in done.stderr
