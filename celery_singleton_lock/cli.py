@@ -64,6 +64,33 @@ def release(context: click.Context, key: str, force: bool, dry_run: bool, as_jso
     context.exit(0 if done.released else 1)
 
 
+@singleton.command()
+@click.option(
+    "--listen",
+    default="127.0.0.1:9809",
+    show_default=True,
+    metavar="HOST:PORT",
+    allow_from_autoenv=False,
+    help="Where to listen; without HOST on all interfaces.",
+)
+@click.pass_context
+def exporter(context: click.Context, listen: str) -> None:
+    """Serve the metrics of all locks to Prometheus, until SIGTERM or Ctrl-C."""
+    host, colon, port = listen.rpartition(":")
+    if not (colon and port.isdecimal() and int(port) < 65536):
+        raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
+    try:
+        from celery_singleton_lock.contrib import prometheus
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f'{error}; install the extra: "celery_singleton_lock[prometheus]"') from error
+    try:
+        prometheus.serve(
+            context.obj.app, host.strip("[]") or "0.0.0.0", int(port), lambda url: click.echo(f"listens on {url}")
+        )
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {listen}: {error}") from error
+
+
 def _asked(call: Callable[..., Any], context: click.Context, *args: Any, **options: Any) -> Any:
     try:
         return call(context.obj.app, *args, **options)

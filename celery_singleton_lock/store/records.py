@@ -15,6 +15,10 @@ from celery_singleton_lock.holder import Holder
 OUTCOMES = ("success", "failure", "retry", "other")
 #: Why a lease was lost: its deadline passed, another delivery has the lock, it was revoked, or `lock_at_most` has passed.
 LOSSES = ("expired", "not_owner", "revoked", "lock_at_most")
+#: What a lock that exists is, see `Holder.state`.
+STATES = ("running", "queued", "held")
+#: Calls to the store whose failures are counted.
+VERBS = ("acquire", "release", "renew")
 #: Upper bounds of the histograms of hold and wait times, in seconds, as `any_observe.lua` writes them.
 BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
 #: How many characters of an error the history keeps.
