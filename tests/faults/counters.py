@@ -12,8 +12,8 @@ from tests.faults.ledger import Event
 def disagreements(events: Sequence[Event], found: Sequence[Statistics]) -> list[str]:
     """Return what is wrong with the counters of tasks, since the store last lost its data.
 
-    For each task, what began must have ended or exist. For tasks whose messages reserve no lock, the numbers of grants and releases
-    must be those that the probe has seen.
+    For each task, what began must have ended or exist. For tasks whose messages reserve no lock, the numbers of grants and
+    releases must be those that the probe has seen.
     """
     since = max((event["at"] for event in events if event["what"] == "store reset"), default=0.0)
     seen: Counter[tuple[str, str]] = Counter()
