@@ -1,0 +1,208 @@
+"""The pages "Singleton locks" of Django's admin: which locks exist, what they did, and how to release one.
+
+They are a client of `celery_singleton_lock.locks`, for Celery's current app, as the project's `__init__` module makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from celery import current_app
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Paginator
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+
+from celery_singleton_lock import locks
+from celery_singleton_lock.contrib.django.models import Lock
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.store.records import Lock as FoundLock
+from celery_singleton_lock.store.records import Run, Statistics
+
+Found = TypeVar("Found")
+
+#: What the names of our URLs begin with; Django's own pages link to `…_changelist`.
+NAME = "celery_singleton_lock_lock"
+
+
+class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
+    """Three pages, each in place of one of Django's that would read a table."""
+
+    list_per_page = 100
+
+    # -- permissions ---------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may release locks whose body does not run."""
+        return self._has(request, "view") and self._has(request, "release")
+
+    def has_force_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may release a lock although its body may run."""
+        return self.has_release_permission(request) and self._has(request, "force_release")
+
+    def _has(self, request: HttpRequest, verb: str) -> bool:
+        return bool(request.user.has_perm(f"celery_singleton_lock.{verb}_lock"))
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    def get_urls(self) -> list[Any]:
+        """Return the URLs of the pages, in place of Django's own."""
+        own = self.admin_site.admin_view  # only for users who may log in here; it checks the CSRF token
+        return [
+            path("", own(self.changelist_view), name=f"{NAME}_changelist"),
+            path("statistics/", own(self.statistics_view), name=f"{NAME}_statistics"),
+            path("release/", own(self.release_view), name=f"{NAME}_release"),
+        ]
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the locks that exist, the oldest first."""
+        self._require(self._has(request, "view"))
+        app = current_app._get_current_object()
+        task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
+        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=attrgetter("since"))))
+        tasks, found = read or ((), [])
+        wanted = [lock for lock in found if node in ("", lock.holder.node) and _contains(lock, text)]
+        others = request.GET.copy()
+        others.pop("p", None)
+        return self._page(
+            request,
+            "list",
+            "Singleton locks",
+            filters={"task": (task, tasks), "node": (node, sorted({lock.holder.node for lock in found} - {""}))},
+            text=text,
+            page=Paginator([_row(lock) for lock in wanted], self.list_per_page).get_page(request.GET.get("p")),
+            query=others.urlencode(),
+            can_release=self.has_release_permission(request),
+        )
+
+    def statistics_view(self, request: HttpRequest) -> HttpResponse:
+        """Show the counters of all tasks, or of one and its last runs."""
+        self._require(self._has(request, "view"))
+        app, task = current_app._get_current_object(), request.GET.get("task", "")
+        read = self._ask(request, lambda: (locks.stats(app, task), locks.history(app, task) if task else ()))
+        found, runs = read or ((), ())
+        return self._page(
+            request,
+            "statistics",
+            task or "Statistics",
+            task=task,
+            rows=[_sums(one) for one in found],
+            counters=sorted(found[0].counters.items()) if task and found else [],
+            runs=[_ended(run) for run in runs],
+        )
+
+    def release_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask the holder's node and show what it says; release the lock when the user has confirmed that."""
+        self._require(self.has_release_permission(request))
+        if request.method != "POST":  # of a user who has had to log in again
+            return self._to_list()
+        if "unhold" in request.POST:
+            return self._unhold(request, request.POST["unhold"])
+        key, verb = request.POST.get("key", ""), request.POST.get("verb", "ask")
+        self._require(verb != "force" or self.has_force_permission(request))
+        app, task_id = current_app._get_current_object(), request.POST.get("task_id", "")
+        options = {"force": verb == "force", "dry_run": verb == "ask", "task_id": task_id}
+        done = self._ask(request, lambda: locks.release(app, key, **options))
+        if done and done.outcome in ("refused", "would be released"):
+            can_force = self.has_force_permission(request)
+            return self._page(request, "release", "Release a lock", done=done, can_force=can_force)
+        if done:
+            self._tell(request, key, str(done), done.released)
+        return self._to_list()
+
+    # -- parts of them -------------------------------------------------------------------------
+
+    def _unhold(self, request: HttpRequest, key: str) -> HttpResponse:
+        ended = self._ask(request, lambda: locks.unhold(current_app._get_current_object(), key))
+        if ended is not None:
+            self._tell(request, key, "the hold was ended" if ended else "there is no hold", ended)
+        return self._to_list()
+
+    def _tell(self, request: HttpRequest, key: str, what: str, has_changed: bool) -> None:
+        """Tell the user what was done, and Django's log of what users did."""
+        self.message_user(request, f"{key}: {what}", messages.SUCCESS if has_changed else messages.WARNING)
+        if has_changed:
+            self.log_change(request, Lock(key), what)
+
+    def _require(self, allowed: bool) -> None:
+        if not allowed:
+            raise PermissionDenied
+
+    def _ask(self, request: HttpRequest, call: Callable[[], Found]) -> Found | None:
+        """Return the answer of the store. None: there is none, and the user is told why."""
+        try:
+            return call()
+        except StoreError as error:
+            self.message_user(request, f"The store of locks: {error}", messages.ERROR)
+        except ConfigurationError as error:
+            self.message_user(request, str(error), messages.ERROR)
+        return None
+
+    def _to_list(self) -> HttpResponse:
+        return HttpResponseRedirect(reverse(f"admin:{NAME}_changelist", current_app=self.admin_site.name))
+
+    def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
+        request.current_app = self.admin_site.name
+        common = {**self.admin_site.each_context(request), "opts": self.opts, "title": title}
+        return TemplateResponse(request, f"admin/celery_singleton_lock/{template}.html", {**common, **context})
+
+
+# -- rows of the tables ------------------------------------------------------------------------
+
+
+def _contains(lock: FoundLock, text: str) -> bool:
+    return any(text in one for one in (lock.key, lock.holder.task_id, lock.holder.node))
+
+
+def _row(lock: FoundLock) -> dict[str, Any]:
+    held = {"age": _span(lock.holder.age), "remaining": _span(lock.holder.remaining), "since": _time(lock.since)}
+    return {"lock": lock, "is_hold": lock.holder.state == "held" and not lock.holder.task_id, **held}
+
+
+def _sums(found: Statistics) -> dict[str, Any]:
+    count = found.counters.get
+    return {
+        "task": found.task,
+        "states": found.states,
+        "oldest": _time(found.oldest),
+        "counts": _counts(found),
+        "last_start": _time(count("last_start", 0) / 1000),
+        "last_success": _time(count("last_success", 0) / 1000),
+    }
+
+
+def _counts(found: Statistics) -> Sequence[int]:
+    """Return the numbers of the columns from "acquired" to "lost"."""
+    outcomes = (found.counters.get(f"released:{outcome}", 0) for outcome in ("success", "failure"))
+    return [found.sum("acquired"), found.sum("duplicates"), *outcomes, found.sum("expired"), found.sum("lost")]
+
+
+def _ended(run: Run) -> dict[str, Any]:
+    return {"run": run, "started": _time(run.started), "ended": _time(run.ended), "duration": _span(run.duration)}
+
+
+def _span(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def _time(seconds: float) -> datetime | None:
+    """Return a time for templates, which show it in the time zone of the settings."""
+    return datetime.fromtimestamp(seconds, timezone.utc if settings.USE_TZ else None) if seconds else None
+
+
+admin.site.register(Lock, LockAdmin)
