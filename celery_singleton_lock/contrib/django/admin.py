@@ -5,13 +5,11 @@ They are a client of `celery_singleton_lock.locks`, for Celery's current app, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from celery import current_app
-from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
@@ -21,9 +19,8 @@ from django.urls import path, reverse
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.contrib.django.models import Lock
+from celery_singleton_lock.contrib.django.rows import contains, row_of, row_of_run, sums_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.store.records import Lock as FoundLock
-from celery_singleton_lock.store.records import Run, Statistics
 
 Found = TypeVar("Found")
 
@@ -76,16 +73,16 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
         read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=attrgetter("since"))))
         tasks, found = read or ((), [])
-        wanted = [lock for lock in found if node in ("", lock.holder.node) and _contains(lock, text)]
+        wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
         others = request.GET.copy()
         others.pop("p", None)
         return self._page(
             request,
             "list",
-            "Singleton locks",
+            "Locks",
             filters={"task": (task, tasks), "node": (node, sorted({lock.holder.node for lock in found} - {""}))},
             text=text,
-            page=Paginator([_row(lock) for lock in wanted], self.list_per_page).get_page(request.GET.get("p")),
+            page=Paginator([row_of(lock) for lock in wanted], self.list_per_page).get_page(request.GET.get("p")),
             query=others.urlencode(),
             can_release=self.has_release_permission(request),
         )
@@ -101,9 +98,9 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
             "statistics",
             task or "Statistics",
             task=task,
-            rows=[_sums(one) for one in found],
+            rows=[sums_of(one) for one in found],
             counters=sorted(found[0].counters.items()) if task and found else [],
-            runs=[_ended(run) for run in runs],
+            runs=[row_of_run(run) for run in runs],
         )
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
@@ -113,10 +110,10 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
             return self._to_list()
         if "unhold" in request.POST:
             return self._unhold(request, request.POST["unhold"])
-        key, verb = request.POST.get("key", ""), request.POST.get("verb", "ask")
+        key, verb = request.POST.get("key", ""), request.POST.get("verb")
         self._require(verb != "force" or self.has_force_permission(request))
         app, task_id = current_app._get_current_object(), request.POST.get("task_id", "")
-        options = {"force": verb == "force", "dry_run": verb == "ask", "task_id": task_id}
+        options = {"force": verb == "force", "dry_run": verb not in ("release", "force"), "task_id": task_id}
         done = self._ask(request, lambda: locks.release(app, key, **options))
         if done and done.outcome in ("refused", "would be released"):
             can_force = self.has_force_permission(request)
@@ -135,7 +132,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
     def _tell(self, request: HttpRequest, key: str, what: str, has_changed: bool) -> None:
         """Tell the user what was done, and Django's log of what users did."""
-        self.message_user(request, f"{key}: {what}", messages.SUCCESS if has_changed else messages.WARNING)
+        self.message_user(request, f"Lock {key}: {what}", messages.SUCCESS if has_changed else messages.WARNING)
         if has_changed:
             self.log_change(request, Lock(key), what)
 
@@ -160,49 +157,6 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         request.current_app = self.admin_site.name
         common = {**self.admin_site.each_context(request), "opts": self.opts, "title": title}
         return TemplateResponse(request, f"admin/celery_singleton_lock/{template}.html", {**common, **context})
-
-
-# -- rows of the tables ------------------------------------------------------------------------
-
-
-def _contains(lock: FoundLock, text: str) -> bool:
-    return any(text in one for one in (lock.key, lock.holder.task_id, lock.holder.node))
-
-
-def _row(lock: FoundLock) -> dict[str, Any]:
-    held = {"age": _span(lock.holder.age), "remaining": _span(lock.holder.remaining), "since": _time(lock.since)}
-    return {"lock": lock, "is_hold": lock.holder.state == "held" and not lock.holder.task_id, **held}
-
-
-def _sums(found: Statistics) -> dict[str, Any]:
-    count = found.counters.get
-    return {
-        "task": found.task,
-        "states": found.states,
-        "oldest": _time(found.oldest),
-        "counts": _counts(found),
-        "last_start": _time(count("last_start", 0) / 1000),
-        "last_success": _time(count("last_success", 0) / 1000),
-    }
-
-
-def _counts(found: Statistics) -> Sequence[int]:
-    """Return the numbers of the columns from "acquired" to "lost"."""
-    outcomes = (found.counters.get(f"released:{outcome}", 0) for outcome in ("success", "failure"))
-    return [found.sum("acquired"), found.sum("duplicates"), *outcomes, found.sum("expired"), found.sum("lost")]
-
-
-def _ended(run: Run) -> dict[str, Any]:
-    return {"run": run, "started": _time(run.started), "ended": _time(run.ended), "duration": _span(run.duration)}
-
-
-def _span(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))
-
-
-def _time(seconds: float) -> datetime | None:
-    """Return a time for templates, which show it in the time zone of the settings."""
-    return datetime.fromtimestamp(seconds, timezone.utc if settings.USE_TZ else None) if seconds else None
 
 
 admin.site.register(Lock, LockAdmin)

@@ -23,11 +23,11 @@ class Lock(models.Model):  # type: ignore[misc]
     class Meta:
         managed = False
         base_manager_name = "objects"
-        verbose_name = "singleton lock"
+        verbose_name = "lock"
         default_permissions = ("view",)
         permissions = (
-            ("release_lock", "Can release singleton lock whose body does not run"),
-            ("force_release_lock", "Can release singleton lock whatever its worker says"),
+            ("release_lock", "Can release lock whose body does not run"),
+            ("force_release_lock", "Can release lock whatever its worker says"),
         )
 
     def __str__(self) -> str:
