@@ -16,7 +16,7 @@ PROGRAMS = ("chromium", "chromedriver")
 #: Chromium ends with its driver, as it then reads the end of their pipe.
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--remote-debugging-pipe"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1500,800"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1660,720"),
 )
 #: Asks no proxy.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

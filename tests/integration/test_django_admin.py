@@ -9,7 +9,8 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ class Site:
     redis: RedisServer
     address: str
     app: Celery
+    numbers: Iterator[int] = field(default_factory=lambda: count(2))  # of more workers
 
     def client(self, user: str = "") -> WebClient:
         """Return a client that is logged in as this user."""
@@ -78,7 +80,7 @@ class Site:
 
     def send(self, task: str, *args: Any, **kwargs: Any) -> str:
         """Send a task to the first worker; return its id."""
-        return str(self.app.send_task(task, args, kwargs, queue="one").id)
+        return str(self.app.send_task(task, args, kwargs, queue="worker-1").id)
 
     def lock_of(self, task_id: str) -> locks.Lock:
         """Wait until a task holds a lock."""
@@ -119,7 +121,7 @@ def served(project: DjangoProject, settings: str = "shop.settings") -> Iterator[
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The project with its database, a Redis, a worker `one@local`, and Django's own server."""
+    """The project with its database, a Redis, a worker `worker-1@local`, and Django's own server."""
     project = DjangoProject(tmp_path_factory.mktemp("site"), WITH_ADMIN)
     with RedisServer() as redis, ExitStack() as stack:
         urls = f'CELERY_BROKER_URL = "{redis.url(1)}"\nCELERY_SINGLETON_LOCK_URL = "{redis.url()}"'
@@ -129,17 +131,18 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             assert 0 == done.returncode, done.stderr
         app = stack.enter_context(Celery("operator", broker=redis.url(1), set_as_current=False))
         app.conf.singleton_lock_url = redis.url()
-        stack.enter_context(worker(project, "one"))
+        stack.enter_context(worker(project, "worker-1"))
         yield Site(project, redis, stack.enter_context(served(project)), app)
 
 
 @pytest.fixture
 def killed(site: Site) -> str:
     """The key of a lock whose worker was killed."""
-    with worker(site.project, f"two-{secrets.token_hex(4)}") as two:
-        task_id = str(site.app.send_task(CLOSE, (secrets.token_hex(4),), queue=two.log.stem).id)
+    name = f"worker-{next(site.numbers)}"
+    with worker(site.project, name) as one:
+        task_id = str(site.app.send_task(CLOSE, (name,), queue=name).id)
         key = site.lock_of(task_id).key
-        two.kill()
+        one.kill()
     return key
 
 
@@ -188,12 +191,12 @@ def test_killed_worker(site: Site, open_browser: Callable[[str], Browser], kille
     """The lock of a killed worker is listed; the node is silent; with the permission to force, it is released and logged."""
     browser = open_browser("expert")
     row = browser.text_of_row(killed)
-    assert CLOSE in row and "two-" in row
+    assert CLOSE in row and "worker-2@local" in row
     browser.click_in_row(killed, "Release…")
     assert "The worker did not answer." in browser.text(".errornote")
     assert locks.show(site.app, killed), "it was only asked"
     browser.click("Release it anyway")
-    assert f"{killed}: released: two-" in browser.text(".messagelist .success")
+    assert f"{killed}: released: worker-2@local did not answer; held by task " in browser.text(".messagelist .success")
     assert f"{site.address}{LIST}" == browser.url
     assert killed not in browser.text("#result_list")
     assert locks.show(site.app, killed) is None
@@ -214,19 +217,19 @@ def test_running_body(site: Site, open_browser: Callable[[str], Browser], runnin
 
 def test_vanished_body(site: Site, open_browser: Callable[[str], Browser]) -> None:
     """The worker does not run the task: the lock is released when the user has confirmed it."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     browser = open_browser("operator")
     browser.click_in_row(key, "Release…")
     assert "The worker says that it does not run this task." in browser.text("#content")
     assert locks.show(site.app, key), "it was only asked"
     browser.click("Release the lock")
-    assert f"{key}: released: one@local does not run this task; " in browser.text(".messagelist .success")
+    assert f"{key}: released: worker-1@local does not run this task; " in browser.text(".messagelist .success")
     assert locks.show(site.app, key) is None
 
 
 def test_viewer(site: Site, open_browser: Callable[[str], Browser]) -> None:
     """Who may only look sees the lock and no button."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     browser = open_browser("viewer")
     assert key in browser.text("#result_list")
     assert 0 == browser.count("#result_list button")
@@ -275,7 +278,7 @@ def test_permissions(site: Site, user: str, pages: int, release: int, force: int
     """Each permission allows what its name says; to release a lock, one must see it."""
     client = site.client(user)
     assert [pages] * 2 == [client.get(path).status for path in (LIST, STATISTICS)]
-    for verb, node, status in (("release", "one@local", release), ("force", "gone@local", force)):
+    for verb, node, status in (("release", "worker-1@local", release), ("force", "gworker-1@local", force)):
         key = site.leave_lock(node)
         assert status == client.post(RELEASE, key=key, verb=verb).status
         assert (status == 302) is (locks.show(site.app, key) is None)
@@ -284,14 +287,14 @@ def test_permissions(site: Site, user: str, pages: int, release: int, force: int
 
 def test_buttons(site: Site) -> None:
     """Who may not release locks is shown no button for it."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     pages = {user: site.client(user).get(LIST, q=key).text for user in ("viewer", "operator")}
     assert {"viewer": False, "operator": True} == {user: '<button name="key"' in page for user, page in pages.items()}
 
 
 def test_csrf(site: Site) -> None:
     """A form of another site releases nothing."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"unhold": key}):
         assert 403 == site.client("root").post_bare(RELEASE, **form).status
     assert locks.show(site.app, key)
@@ -299,7 +302,7 @@ def test_csrf(site: Site) -> None:
 
 def test_get_changes_nothing(site: Site) -> None:
     """A link releases nothing."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     answer = site.client("root").get(RELEASE, key=key, verb="force")
     assert (302, LIST) == (answer.status, answer.target)
     assert locks.show(site.app, key)
@@ -310,14 +313,14 @@ def test_get_changes_nothing(site: Site) -> None:
 
 def test_other_verb(site: Site) -> None:
     """A verb that does not exist only asks."""
-    key = site.leave_lock("one@local")
+    key = site.leave_lock("worker-1@local")
     assert "does not run this task" in site.client("root").post(RELEASE, key=key, verb="").text
     assert locks.show(site.app, key)
 
 
 def test_another_holder(site: Site) -> None:
     """What was confirmed for one task is not done to another one, which holds the lock by now."""
-    key, client = site.leave_lock("one@local", task_id="newcomer"), site.client("root")
+    key, client = site.leave_lock("worker-1@local", task_id="newcomer"), site.client("root")
     for verb in ("release", "force"):
         assert 302 == client.post(RELEASE, key=key, verb=verb, task_id="vanished").status
         assert f"{key}: changed: " in client.get(LIST).text
@@ -369,7 +372,7 @@ def test_filters(site: Site) -> None:
         ({"task": "unknown"}, (False, False)),
     ):
         page = client.get(LIST, **query).text
-        assert shown == (f"<td>{one}</td>" in page, f"<td>{two}</td>" in page), query
+        assert shown == (f"{one}</div>" in page, f"{two}</div>" in page), query
 
 
 def test_pages(site: Site) -> None:
@@ -378,7 +381,7 @@ def test_pages(site: Site) -> None:
         site.leave_lock("many@local", name=f"many-{number:03}")
     client = site.client("viewer")
     first, second = client.get(LIST, node="many@local").text, client.get(LIST, node="many@local", p="2").text
-    assert (100, 1) == tuple(page.count("<td>singleton:") for page in (first, second))
+    assert (100, 1) == tuple(page.count(">singleton:") for page in (first, second))
     assert 'href="?node=many%40local&amp;p=2"' in first
     assert "page 2 of 2" in second and "101 locks" in second
 
@@ -391,7 +394,7 @@ def test_statistics(site: Site) -> None:
         lambda: "ValueError" in (text := client.get(STATISTICS, task=REPORT).text) and text, "the run is shown"
     )
     assert "no &lt;b&gt;figures&lt;/b&gt; of May" in page
-    assert "one@local" in page
+    assert "worker-1@local" in page
     assert "<td>failure</td>" in page
     assert '<th scope="row">released:failure</th>' in page
     assert f'<a href="?task={REPORT}">' in client.get(STATISTICS).text
@@ -447,6 +450,6 @@ def test_no_table(site: Site) -> None:
 
 def test_command(site: Site) -> None:
     """Celery's command finds the locks of a Django project by its app: Django needs no command of ours."""
-    key = site.leave_lock("one@local")
-    assert "held by task vanished on one@local (pid 4711," in site.project.celery("singleton", "show", key).stdout
-    assert "released: one@local does not run this task" in site.project.celery("singleton", "release", key).stdout
+    key = site.leave_lock("worker-1@local")
+    assert "held by task vanished on worker-1@local (pid 4711," in site.project.celery("singleton", "show", key).stdout
+    assert "released: worker-1@local does not run this task" in site.project.celery("singleton", "release", key).stdout
