@@ -301,10 +301,12 @@ def test_csrf(site: Site) -> None:
 
 
 def test_get_changes_nothing(site: Site) -> None:
-    """A link releases nothing."""
+    """A link releases nothing, and leads to the list without an error."""
     key = site.leave_lock("worker-1@local")
-    answer = site.client("root").get(RELEASE, key=key, verb="force")
+    client = site.client("root")
+    answer = client.get(RELEASE, key=key, verb="force")
     assert (302, LIST) == (answer.status, answer.target)
+    assert "messagelist" not in client.get(LIST).text
     assert locks.show(site.app, key)
 
 

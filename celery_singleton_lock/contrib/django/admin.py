@@ -74,6 +74,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=attrgetter("since"))))
         tasks, found = read or ((), [])
         wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
+        page = Paginator(wanted, self.list_per_page).get_page(request.GET.get("p"))
+        page.object_list = [row_of(lock) for lock in page.object_list]
         others = request.GET.copy()
         others.pop("p", None)
         return self._page(
@@ -82,7 +84,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
             "Locks",
             filters={"task": (task, tasks), "node": (node, sorted({lock.holder.node for lock in found} - {""}))},
             text=text,
-            page=Paginator([row_of(lock) for lock in wanted], self.list_per_page).get_page(request.GET.get("p")),
+            page=page,
             query=others.urlencode(),
             can_release=self.has_release_permission(request),
         )
