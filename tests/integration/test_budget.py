@@ -5,6 +5,7 @@ The commands of each policy are in three tables: `RUNS`, `DUPLICATES` and `PUBLI
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -101,13 +102,14 @@ def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_st
 
 
 def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """All keys that remain after many different signatures expire, except the last fence of each task name."""
+    """All keys that remain after many different signatures expire, except the last fence and the records of each task name."""
     results = [env.job("skip").apply_async((env.other_tag(str(number)),), queue=queue) for number in range(50)]
     for result in results:
         env.get(result)
     client = redis.Redis.from_url(own_store.url())
     until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
-    assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(b":fence")]
+    stay = (b":fence", b":history", b":stats", b":tasks")
+    assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(stay)]
     client.close()
 
 
@@ -126,7 +128,9 @@ RUNS = {
     "replace": "acquire release",
     "limit": "acquire release",
     "limit_wait_long": "acquire release",
+    "once_more_latest": "acquire release",
     "publish": "acquire acquire release",  # the first one in the publisher
+    "everything": "acquire acquire release",
 }
 
 
@@ -163,6 +167,7 @@ DUPLICATES = {
     ),
     "wait": Duplicate("wait_long", "waits in line", "acquire acquire", FROM_THE_LINE),
     "run_once_more": Duplicate("once_more", "waits in line", "acquire acquire", FROM_THE_LINE),
+    "run_once_more, latest": Duplicate("once_more_latest", "waits in line", "acquire acquire", FROM_THE_LINE),
     "join": Duplicate("join", "follows", "acquire", look="holder"),
     "replace": Duplicate("replace", "waits in line", "acquire acquire", FROM_THE_LINE),
     "lock_limit=3": Duplicate("limit", "skipped", "acquire", options={"on_duplicate": "skip"}, holders=3),
@@ -170,6 +175,7 @@ DUPLICATES = {
     'lock_from="publish", wait': Duplicate(
         "publish", "waits in line", "acquire acquire acquire", FROM_THE_LINE, options={"on_duplicate": "wait"}
     ),
+    "all options": Duplicate("everything", "waits in line", "acquire acquire acquire", FROM_THE_LINE),
 }
 #: Policy -> the commands of a duplicate at its publish, and how many messages are sent.
 PUBLISHED = {
@@ -252,6 +258,8 @@ def test_commands_of_a_duplicate(env: WorkerEnvironment, queue: str, own_store: 
         decided = scripts_of(monitor.so_far())
         if cost.look:
             node.wait_for_lines(result.id, "received", count=3)
+        hold_ends = env.starts()[0]["at"] + (getattr(env.job(cost.job), "lock_at_least", 0) or 0)
+        until(lambda: time.monotonic() > hold_ends, "the holder's end leaves no hold")
         env.let_go(holders[0].id)
         env.get(holders[0])
         result.get(timeout=20, propagate=False)
