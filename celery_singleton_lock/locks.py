@@ -32,7 +32,7 @@ class Release:
 
     Arguments:
         outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held
-            it; `"changed"`, if the holder's lease ended meanwhile.
+            it; `"changed"`, if the holder's lease ended meanwhile, or another task holds it.
         key: of the lock.
         holder: who held it.
         answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
@@ -56,6 +56,8 @@ class Release:
     def __str__(self) -> str:
         if self.holder is None:
             return "free: nobody held it"
+        if self.outcome == "changed":
+            return "changed: the task that was asked about does not hold it any more"
         said = {
             RUNNING: f"{self.holder.node} runs this task",
             UNKNOWN: f"{self.holder.node} does not run this task",
@@ -152,7 +154,9 @@ def server(app: Any) -> Mapping[str, str]:
 # -- what an operator does ---------------------------------------------------------------------
 
 
-def release(app: Any, key: str, force: bool = False, dry_run: bool = False, timeout: float = 1.0) -> Release:
+def release(
+    app: Any, key: str, force: bool = False, dry_run: bool = False, timeout: float = 1.0, task_id: str = ""
+) -> Release:
     """Revoke a lock whose body does not run any more. Its holder, if it runs after all, is told that the lease is lost.
 
     The node of the holder is asked whether it runs the task. If it does, or does not answer, only `force` revokes the lock.
@@ -161,6 +165,7 @@ def release(app: Any, key: str, force: bool = False, dry_run: bool = False, time
         force: revoke it whatever the node says. Another body may then start while the first one runs.
         dry_run: only ask.
         timeout: seconds in which the node must answer.
+        task_id: release it only if this task holds it.
 
     Raises:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
@@ -169,6 +174,8 @@ def release(app: Any, key: str, force: bool = False, dry_run: bool = False, time
     found = store.holder(key)
     if found is None:
         return Release("free", key)
+    if task_id not in ("", found.task_id):
+        return Release("changed", key, found)
     answer = _answer_of_node(app, found, timeout) if found.state == "running" else ""
     if answer in (RUNNING, SILENT) and not force:
         return Release("refused", key, found, answer)

@@ -12,6 +12,10 @@ from celery_singleton_lock import MaxStarts, RetryLater, RunOnceMore, SingletonT
 
 #: Seconds for which a success holds the signature: much longer than the body of a test runs.
 HOLD = 6.0
+#: Seconds after which the lease of a body that still runs is lost.
+CAP = 1.0
+#: How many starts without a success are allowed.
+TRIES = 3
 
 
 def by_tag(tag: str) -> str:
@@ -29,7 +33,12 @@ def choose(task: Task, holder: Any) -> str:
     return "raise"
 
 
-#: Option -> values, by a short name. The default of an option is "default".
+def choose_twice(task: Task, holder: Any) -> str:
+    """Choose that a call is published, and that its start fails."""
+    return "raise" if task.request.id else "wait"
+
+
+#: Option -> values, by a short name. "default" means the same as a task without the option.
 VALUES: dict[str, dict[str, Any]] = {
     "singleton": {"default": True, "False": False},
     "unique_on": {"tag": ["tag"], "set": {"tag", "acts"}, "nothing": []},
@@ -37,7 +46,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "lock_group": {"name": "accounts"},
     "lock_limit": {"default": 1, "2": 2, "callable": two},
     "on_duplicate": {
-        "default": "skip",
+        "skip": "skip",
         "retry": RetryLater(delay=0.2, backoff=1.0, jitter=0.0),
         "raise": "raise",
         "wait": "wait",
@@ -52,10 +61,10 @@ VALUES: dict[str, dict[str, Any]] = {
     "lock_until": {"default": "finish", "start": "start"},
     "lock_ttl": {"4": 4.0, "60": 60.0},
     "lock_at_least": {"default": 0.0, "some": HOLD},
-    "lock_at_most": {"less": HOLD / 2, "more": 60.0},
+    "lock_at_most": {"less": CAP, "more": 60.0},
     "on_lock_lost": {"default": "warn", "raise": "raise"},
     "on_store_error": {"default": "retry", "run": "run", "raise": "raise"},
-    "max_starts": {"crashed": 3, "unsuccessful": MaxStarts(3, count="unsuccessful")},
+    "max_starts": {"crashed": TRIES, "unsuccessful": MaxStarts(TRIES, count="unsuccessful")},
 }
 
 #: Value -> the value of another option without which it is refused. A pair gets it, unless it has that option itself.
@@ -115,22 +124,38 @@ def options_of(values: tuple[str, ...]) -> dict[str, Any]:
     return {option: VALUES[option][name] for option, _, name in names}
 
 
-#: The pairs that a worker runs: those that are allowed, without defaults, and without a cap that ends a slow test.
-LIVE = [
-    pair for pair in PAIRS if not refused_in(completed(pair)) and not re.search("=default|=less|=set", " ".join(pair))
-]
+def case_of(pair: Pair) -> tuple[str, ...]:
+    """Return the values of a pair's task without defaults. Many pairs have the same task."""
+    return tuple(sorted(value for value in completed(pair) if not value.endswith("=default")))
 
+
+#: The pairs that are allowed.
+ALLOWED = [pair for pair in PAIRS if not refused_in(completed(pair))]
+#: The values of each task that a worker runs: those of all these pairs.
+LIVE = list(dict.fromkeys(case_of(pair) for pair in ALLOWED))
 
 #: Tasks whose pairs of options have an outcome that needs a word (`docs/OPTIONS.md`, "Pairs that need a word").
 OTHERS: dict[str, dict[str, Any]] = {
     "publish_tried": {"lock_from": "publish", "max_starts": MaxStarts(1, count="unsuccessful")},
     "publish_held": {"lock_from": "publish", "lock_at_least": HOLD},
     "wait_held": {"on_duplicate": "wait", "lock_at_least": HOLD, "lock_ttl": 60},
-    "wait_capped": {"on_duplicate": "wait", "lock_at_most": 1.0, "lock_ttl": 1.0},
+    "wait_capped": {"on_duplicate": "wait", "lock_at_most": CAP, "lock_ttl": 1.0},
+    "join_capped": {"on_duplicate": "join", "lock_at_most": CAP, "lock_ttl": 1.0},
+    "retry_until_start": {"lock_from": "publish", "lock_until": "start"},
+    "chosen_twice": {"lock_from": "publish", "on_duplicate": choose_twice},
+    "unlocked": {
+        "on_store_error": "run",
+        "lock_at_least": HOLD / 2,
+        "lock_at_most": HOLD,
+        "max_starts": MaxStarts(1, count="unsuccessful"),
+    },
+    "unlocked_capped": {"on_store_error": "run", "lock_at_most": CAP, "on_lock_lost": "raise"},
     "retry_held": {"lock_at_least": 60.0},
     "retry_tried": {"max_starts": MaxStarts(2, count="unsuccessful")},
     "held": {"lock_group": "held", "lock_at_least": 60.0, "on_duplicate": "skip"},
     "also_held": {"lock_group": "held", "on_duplicate": "skip"},
+    "replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 1.0},
+    "also_replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 1.0},
     "tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
     "also_tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
     "publish": {"lock_group": "publish", "lock_from": "publish", "on_duplicate": "skip"},
@@ -139,14 +164,14 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def add_pairs(app: Celery, body: Any) -> None:
-    """Add the tasks of `OTHERS`, and one for each pair of `LIVE`, with a lock group of its own."""
+    """Add the tasks of `OTHERS`, and one for each of `LIVE`, with a lock group of its own."""
     for name, options in OTHERS.items():
         _add(app, body, f"other.{name}", {"unique_on": ["tag"], **options})
-    for pair in LIVE:
-        options = options_of(completed(pair))
+    for values in LIVE:
+        options = options_of(values)
         if "lock_group" in options:
-            options["lock_group"] = f"group of {task_name(pair)}"
-        _add(app, body, task_name(pair), options)
+            options["lock_group"] = f"group of {task_name(values)}"
+        _add(app, body, task_name(values), options)
 
 
 def _add(app: Celery, body: Any, name: str, options: dict[str, Any]) -> None:
@@ -156,6 +181,6 @@ def _add(app: Celery, body: Any, name: str, options: dict[str, Any]) -> None:
     app.task(shared=False, bind=True, base=SingletonTask, name=name, **options)(job)
 
 
-def task_name(pair: Pair) -> str:
-    """Return the name of a pair's task."""
-    return f"pair.{'+'.join(pair)}"
+def task_name(values: tuple[str, ...]) -> str:
+    """Return the name of the task with these values."""
+    return f"pair.{'+'.join(values)}"

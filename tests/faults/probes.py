@@ -374,6 +374,11 @@ def scripts() -> dict[str, Script]:
     return found
 
 
+def digests(verb: str) -> list[bytes]:
+    """Return what a call of this verb contains one of."""
+    return [digest.encode() for digest, one in scripts().items() if one.verb == verb]
+
+
 def _script(verb: str, request: LeaseRequest, call: ScriptCall) -> Script:
     return Script(verb, verb == "acquire" and request.place is not None, call.script)
 

@@ -24,7 +24,7 @@ class Proxy:
         self.hanging = threading.Event()
         self.delay = 0.0
         self.dropped = 0
-        self._drop: tuple[bytes, int] | None = None
+        self._drop: tuple[list[bytes], int] | None = None
         self._made = self._silent = 0  # numbers of all connections, and of those that are silent for good
         self._closed = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -55,9 +55,9 @@ class Proxy:
         """Forward nothing more on the existing connections, and leave them open."""
         self._silent = self._made
 
-    def drop_reply(self, request: bytes, after: int = 0) -> None:
-        """Forward the next request that contains these bytes, and close the connection after ``after`` bytes of its reply."""
-        self._drop = (request, after)
+    def drop_reply(self, requests: list[bytes], after: int = 0) -> None:
+        """Forward the next request that contains one of these, and close the connection after ``after`` bytes of its reply."""
+        self._drop = (requests, after)
 
     def _accept(self) -> None:
         while True:
@@ -77,7 +77,7 @@ class Proxy:
 
     def wants_drop(self, data: bytes) -> int | None:
         """Return how many bytes of the reply to this request may pass; None for all."""
-        if self._drop is None or self._drop[0] not in data:
+        if self._drop is None or not any(request in data for request in self._drop[0]):
             return None
         after, self._drop = self._drop[1], None
         return after

@@ -5,6 +5,7 @@ The commands of each policy are in three tables: `RUNS`, `DUPLICATES` and `PUBLI
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -127,7 +128,9 @@ RUNS = {
     "replace": "acquire release",
     "limit": "acquire release",
     "limit_wait_long": "acquire release",
+    "once_more_latest": "acquire release",
     "publish": "acquire acquire release",  # the first one in the publisher
+    "everything": "acquire acquire release",
 }
 
 
@@ -164,6 +167,7 @@ DUPLICATES = {
     ),
     "wait": Duplicate("wait_long", "waits in line", "acquire acquire", FROM_THE_LINE),
     "run_once_more": Duplicate("once_more", "waits in line", "acquire acquire", FROM_THE_LINE),
+    "run_once_more, latest": Duplicate("once_more_latest", "waits in line", "acquire acquire", FROM_THE_LINE),
     "join": Duplicate("join", "follows", "acquire", look="holder"),
     "replace": Duplicate("replace", "waits in line", "acquire acquire", FROM_THE_LINE),
     "lock_limit=3": Duplicate("limit", "skipped", "acquire", options={"on_duplicate": "skip"}, holders=3),
@@ -171,6 +175,7 @@ DUPLICATES = {
     'lock_from="publish", wait': Duplicate(
         "publish", "waits in line", "acquire acquire acquire", FROM_THE_LINE, options={"on_duplicate": "wait"}
     ),
+    "all options": Duplicate("everything", "waits in line", "acquire acquire acquire", FROM_THE_LINE),
 }
 #: Policy -> the commands of a duplicate at its publish, and how many messages are sent.
 PUBLISHED = {
@@ -253,6 +258,8 @@ def test_commands_of_a_duplicate(env: WorkerEnvironment, queue: str, own_store: 
         decided = scripts_of(monitor.so_far())
         if cost.look:
             node.wait_for_lines(result.id, "received", count=3)
+        hold_ends = env.starts()[0]["at"] + (getattr(env.job(cost.job), "lock_at_least", 0) or 0)
+        until(lambda: time.monotonic() > hold_ends, "the holder's end leaves no hold")
         env.let_go(holders[0].id)
         env.get(holders[0])
         result.get(timeout=20, propagate=False)

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.integration.django_project import DjangoProject
 from tests.servers import RedisServer, free_port
 
 pytest.importorskip("django")
 
-#: The project, as Celery's documentation and the README describe it.
-PROJECT = {
-    "shop/__init__.py": """
-        from shop.celery import app
-        __all__ = ["app"]
-    """,
-    "shop/celery.py": """
-        from celery import Celery
-        app = Celery("shop")
-        app.config_from_object("django.conf:settings", namespace="CELERY")
-        app.autodiscover_tasks()
-    """,
-    "shop/settings.py": """
-        SECRET_KEY = "of a test"
-        INSTALLED_APPS = ["celery_singleton_lock.contrib.django", "books"]
-        CELERY_BROKER_URL = "memory://"
-    """,
-    "books/__init__.py": "",
-    "books/tasks.py": """
-        from celery import shared_task
-        from celery_singleton_lock import SingletonTask
-
-        @shared_task(base=SingletonTask, unique_on="account")
-        def close(account): ...
-    """,
-}
 STORE = 'CELERY_SINGLETON_LOCK_URL = "redis://127.0.0.1:1/0"'
 Check = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -49,18 +22,9 @@ def check(tmp_path: Path) -> Check:
     """Return a function that makes the project, adds lines to files of it, and checks it with Django's command."""
 
     def checked(*options: str, lines: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        for name, text in PROJECT.items():
-            path = tmp_path / name
-            path.parent.mkdir(exist_ok=True)
-            own = "\n".join(line[8:] for line in text.splitlines())
-            path.write_text(f"{own}\n{lines.get(name, '')}\n")
-        env = {
-            **os.environ,
-            "DJANGO_SETTINGS_MODULE": "shop.settings",
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
-        }
-        command = [sys.executable, "-m", "django", "check", *options]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        project = DjangoProject(tmp_path)
+        project.write(lines)
+        return project.manage("check", *options)
 
     return checked
 

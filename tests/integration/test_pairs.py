@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -13,17 +14,17 @@ import redis
 from celery import Celery
 from pytest_celery import CeleryWorkerCluster
 
-from celery_singleton_lock import DuplicateTask, TooManyStarts
+from celery_singleton_lock import DuplicateTask, LockLost, StoreUnavailable, TooManyStarts
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Event, Recorder
 from tests.integration.tasks import Boom, lock_tag, perform
-from tests.pairs import HOLD, LIVE, Pair, add_pairs, completed, task_name
-from tests.servers import until
+from tests.pairs import ALLOWED, CAP, HOLD, LIVE, TRIES, Pair, add_pairs, case_of, task_name
+from tests.servers import RedisServer, until
 
 #: Value of `on_duplicate` -> what becomes of a call that meets a running body.
 OUTCOMES = {
-    "default": "skipped",
+    "skip": "skipped",
     "raise": "failed",
     "callable": "failed",
     "retry": "runs after",
@@ -36,6 +37,8 @@ OUTCOMES = {
 }
 #: Of a call under `lock_from="publish"`, where its policy applies to the publish.
 AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
+#: Keys of a task that stay.
+KEPT = {"fence", "history", "registry", "stats"}
 #: Keys of a task that expire when nothing has run for a while (CONTRIBUTING.md, "Keys in the store").
 EXPIRING = {"recent", "replaced", "slots", "starts", "used", "waiting"}
 #: Seconds for which a case waits for what may take long.
@@ -51,19 +54,19 @@ def worker_specs() -> Sequence[WorkerSpec]:
 
 
 @pytest.fixture(scope="module")
-def extra_conf() -> dict[str, Any]:
-    return {"singleton_lock_ttl": 4.0}
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    return {"singleton_lock_url": own_store.url(), "singleton_lock_ttl": 4.0}
 
 
 class Case:
-    """The task of one pair of options."""
+    """The task with these values of options."""
 
-    def __init__(self, app: Celery, recorder: Recorder, store: Any, pair: Pair) -> None:
-        self.task: Any = app.tasks[task_name(pair)]
-        self.values = completed(pair)
+    def __init__(self, app: Celery, recorder: Recorder, store: Any, values: tuple[str, ...]) -> None:
+        self.task: Any = app.tasks[task_name(values)]
+        self.values = values
         self.recorder = recorder
         self.store = store
-        self.tag = f"pair-{LIVE.index(pair)}-{secrets.token_hex(4)}"
+        self.tag = f"pair-{LIVE.index(values)}-{secrets.token_hex(4)}"
         self.key: str = self.task.lock_key_for(self.tag)
 
     def has(self, value: str) -> bool:
@@ -80,13 +83,14 @@ class Case:
         if not self.is_locked:
             return "runs at once"
         policy = next(
-            (value.partition("=")[2] for value in self.values if value.startswith("on_duplicate=")), "default"
+            (value.partition("=")[2] for value in self.values if value.startswith("on_duplicate=")),
+            "wait" if self.has("lock_group") else "skip",
         )
-        outcome = OUTCOMES["retry" if policy == "default" and self.has("lock_group") else policy]
+        outcome = OUTCOMES[policy]
         return AT_PUBLISH.get(outcome, outcome) if self.has("lock_from=publish") else outcome
 
-    def send(self) -> Any:
-        return self.task.delay(self.tag)
+    def send(self, acts: str = "hold") -> Any:
+        return self.task.delay(self.tag, acts) if acts != "hold" else self.task.delay(self.tag)
 
     def started(self, result: Any) -> list[Event]:
         return [start for start in self.recorder.events(self.tag, "start") if start["id"] == result.id]
@@ -104,11 +108,52 @@ class Case:
     def let_go(self) -> None:
         self.recorder.raise_flag(f"{self.tag}.go")
 
+    def error(self, result: Any) -> Any:
+        until(lambda: result.state == "FAILURE", f"FAILURE of {result.id}", LATE, 0.05)
+        return result.result
+
     def value(self, result: Any) -> Any:
         until(lambda: result.state == "SUCCESS", f"SUCCESS of {result.id}", LATE, 0.05)
         return result.result
 
     def run(self) -> None:
+        """Let bodies run and others meet them."""
+        if self.has("lock_at_most=less") and self.is_locked:
+            self.check_cap()
+        else:
+            self.check_duplicate()
+        if self.has("max_starts=unsuccessful") and self.is_locked:
+            self.check_starts()
+
+    def check_cap(self) -> None:
+        """Let a body go on for longer than its lease may, and another one start beside it once the lock has expired."""
+        first = self.hold()
+        until(lambda: self.recorder.events(lock_tag(self.key), "lock_lost"), "the lease is lost", LATE)
+        assert self.started(first)[0]["at"] + CAP - 0.1 < time.monotonic()
+        if self.has("lock_ttl=60"):  # the lock will not expire soon
+            assert self.value(self.send()) is None
+            self.let_go()
+            self.check_end()
+            return
+        until(lambda: self.task.lock_holder(self.tag) is None, "the lock expires", LATE)
+        if self.has("on_lock_lost=raise"):
+            until(lambda: first.state == "FAILURE", "the body is interrupted", LATE)
+            assert isinstance(first.result, LockLost)
+        second = self.send()
+        until(lambda: self.started(second), "another body starts", LATE)
+        assert self.has("on_lock_lost=raise") == bool(self.ended(first))
+        self.let_go()
+        for result in () if self.has("on_lock_lost=raise") else (first, second):
+            assert "held" == self.value(result)
+        self.check_end()
+
+    def check_starts(self) -> None:
+        """Let bodies fail until another one is refused."""
+        for _ in range(TRIES):
+            assert isinstance(self.error(self.send("raise")), Boom)
+        assert isinstance(self.error(self.send("raise")), TooManyStarts)
+
+    def check_duplicate(self) -> None:
         """Let bodies run, and another call meet them."""
         running = [self.hold() for _ in range(2 if self.has("lock_limit") else 1)]
         self.check_held(running)
@@ -159,8 +204,7 @@ class Case:
         if self.outcome == "skipped":
             assert self.value(duplicate) is None
         elif self.outcome == "failed":
-            until(lambda: duplicate.state == "FAILURE", "FAILURE")
-            assert isinstance(duplicate.result, DuplicateTask)
+            assert isinstance(self.error(duplicate), DuplicateTask)
         assert [] == self.started(duplicate)
         return duplicate
 
@@ -172,7 +216,7 @@ class Case:
             assert start["at"] > self.started(running[0])[0]["at"] + HOLD - 0.1
 
     def check_end(self) -> None:
-        """The lock is free, or held after a success, and nothing is left but the fence and what expires."""
+        """The lock is free, or held after a success, and nothing is left but what expires, or is kept for each task name."""
         if self.has("lock_at_least") and self.is_locked:
             assert "held" == until(lambda: self.task.lock_holder(self.tag), "a hold").state
             self.task.force_unlock(self.tag)
@@ -182,9 +226,8 @@ class Case:
             str(key).removeprefix(base).partition(":")[0]: self.store.pttl(key)
             for key in self.store.scan_iter(f"{base}*")
         }
-        assert left.pop("fence", -1) == -1
-        assert left.keys() <= EXPIRING
-        assert -1 not in left.values()
+        assert left.keys() <= EXPIRING | KEPT
+        assert {name for name in left if left[name] == -1} <= KEPT
 
 
 @pytest.fixture(scope="module")
@@ -195,19 +238,59 @@ def celery_setup_app(celery_setup_app: Celery) -> Celery:
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    celery_setup_app: Celery, celery_worker_cluster: CeleryWorkerCluster, recorder: Recorder
-) -> Iterator[dict[Pair, Future[None]]]:
+def cases(
+    celery_setup_app: Celery,
+    celery_worker_cluster: CeleryWorkerCluster,
+    recorder: Recorder,
+    own_store: RedisServer,
+) -> Iterator[dict[tuple[str, ...], Case]]:
+    """Yield all cases."""
+    client = redis.Redis.from_url(own_store.url(), decode_responses=True)
+    with contextlib.closing(client):
+        yield {values: Case(celery_setup_app, recorder, client, values) for values in LIVE}
+
+
+@pytest.fixture(scope="module")
+def outcomes(cases: dict[tuple[str, ...], Case]) -> Iterator[dict[tuple[str, ...], Future[None]]]:
     """Run all cases, some side by side; yield what becomes of each."""
-    client = redis.Redis.from_url(celery_setup_app.conf.broker_url, decode_responses=True)
-    with contextlib.closing(client), ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
-        yield {pair: threads.submit(Case(celery_setup_app, recorder, client, pair).run) for pair in LIVE}
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+        yield {values: threads.submit(case.run) for values, case in cases.items()}
 
 
-@pytest.mark.parametrize("pair", LIVE, ids="+".join)
-def test_pair(outcomes: dict[Pair, Future[None]], pair: Pair) -> None:
+@pytest.mark.parametrize("pair", ALLOWED, ids="+".join)
+def test_pair(outcomes: dict[tuple[str, ...], Future[None]], pair: Pair) -> None:
     """The first call runs, a second one has the outcome of its policy, and then the lock is free, or held as documented."""
-    outcomes[pair].result()
+    outcomes[case_of(pair)].result()
+
+
+@pytest.mark.parametrize("name", ["default", "run", "raise"])
+def test_pairs_without_a_store(cases: dict[tuple[str, ...], Case], own_store: RedisServer, name: str) -> None:
+    """While the store is away, a call has the outcome of its `on_store_error`, whatever the other option is."""
+    found = [case for case in cases.values() if case.has(f"on_store_error={name}")] or [cases[()]]
+    own_store.pause()
+    try:
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+            list(threads.map(lambda case: check_without_store(case, name), found))
+    finally:
+        own_store.resume()
+
+
+def check_without_store(case: Case, name: str) -> None:
+    """Check what becomes of a call of a task that meets a store that is away."""
+    has_lock = not case.has("singleton=False")
+    if has_lock and name == "raise" and case.has("lock_from=publish"):
+        with pytest.raises(StoreUnavailable):
+            case.send("return")
+        return
+    result = case.send("return")
+    if has_lock and name == "raise":
+        assert isinstance(case.error(result), StoreUnavailable)
+    elif has_lock and name == "default":
+        until(lambda: result.state == "RETRY", "RETRY", LATE)
+    else:
+        assert "done" == case.value(result)
+        (start,) = case.started(result)
+        assert not start["protected"]
 
 
 # -- pairs that need a word ------------------------------------------------------------------------
@@ -259,6 +342,52 @@ def test_line_behind_a_capped_body(env: WorkerEnvironment) -> None:
     assert 1 == len(env.events("end"))
 
 
+def test_joined_body_with_a_cap(env: WorkerEnvironment) -> None:
+    """A message that follows a body that goes on after the cap runs beside it, once it has found the lock free twice."""
+    first = env.hold("other.join_capped")
+    assert "done" == env.get(env.job("other.join_capped").delay(env.tag, "return"))
+    assert [] == [end for end in env.events("end") if end["id"] == first.id]
+    env.let_go()
+    assert "held" == env.get(first)
+
+
+def test_own_retry_until_start(env: WorkerEnvironment) -> None:
+    """With `lock_until="start"`, a retry keeps no reservation: a new call is published during its countdown."""
+    task = env.job("other.retry_until_start")
+    first = task.delay(env.tag, ["retry", "return"], 2.0)
+    env.wait_for_state(first, "RETRY")
+    second = task.delay(env.tag, "return")
+    assert second.duplicate is None
+    assert "done" == env.get(second)
+    assert "RETRY" == first.state
+    assert "done" == env.get(first)
+
+
+def test_policy_that_is_chosen_twice(env: WorkerEnvironment) -> None:
+    """A callable policy is asked at the publish and, if the call is published, again at the start."""
+    first = env.hold("other.chosen_twice")
+    second = env.job("other.chosen_twice").delay(env.tag, "return")
+    assert (first.id, first.id) == (second.duplicate.task_id, env.error(second).holder.task_id)
+    env.let_go()
+    assert "held" == env.get(first)
+
+
+def test_body_without_a_lock(env: WorkerEnvironment, own_store: RedisServer) -> None:
+    """A run without a lock, as the store is away, leaves no hold, is no start that counts, and has no cap."""
+    task, capped = env.job("other.unlocked"), env.job("other.unlocked_capped")
+    own_store.pause()
+    try:
+        results = [task.delay(env.tag, acts) for acts in ("return", "raise")]
+        long = capped.delay(env.tag, "sleep", 1.5 * CAP)
+        assert ("done", Boom, "slept") == (env.get(results[0]), type(env.error(results[1])), env.get(long))
+    finally:
+        own_store.resume()
+    until(lambda: state_of(env, "other.unlocked") == "", "what was granted too late is free again")
+    assert "done" == env.get(task.delay(env.tag, "return"))
+    assert "held" == state_of(env, "other.unlocked")
+    assert isinstance(env.error(capped.delay(env.tag, "sleep", 60.0)), LockLost)
+
+
 def test_own_retry_and_a_hold(env: WorkerEnvironment) -> None:
     """An own retry leaves no hold; the success after it leaves one."""
     result = env.job("other.retry_held").delay(env.tag, ["retry", "return"], 1.0)
@@ -285,6 +414,15 @@ def test_starts_of_a_group(env: WorkerEnvironment) -> None:
     """The starts of all tasks of a group count together."""
     assert isinstance(env.error(env.job("other.tried").delay(env.tag, "raise")), Boom)
     assert isinstance(env.error(env.job("other.also_tried").delay(env.tag, "return")), TooManyStarts)
+
+
+def test_replaced_by_another_of_its_group(env: WorkerEnvironment) -> None:
+    """A newcomer replaces another task of its group, and runs once that has ended."""
+    first = env.hold("other.replaced", acts="obey")
+    second = env.job("other.also_replaced").delay(env.tag, "return")
+    assert ("obeyed", "done") == (env.get(first), env.get(second))
+    (ended,) = [end for end in env.events("end") if end["id"] == first.id]
+    assert env.starts()[1]["at"] > ended["at"]
 
 
 def test_publish_of_a_group(env: WorkerEnvironment) -> None:

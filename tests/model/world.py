@@ -1,7 +1,8 @@
 """A model of workers, a broker and a store, whose steps are taken in any order.
 
-The store is the library's own store in memory. A delivery does what `worker/execution.py` and `worker/line.py` do under the
-policy `Wait`, one store call or one publication per step. Time advances in steps too, and holders that live renew then.
+The store is the library's own store in memory, and the policies are the library's own. A delivery does what
+`worker/execution.py`, `worker/outcome.py` and `worker/line.py` do, one store call or one publication per step. Time advances in
+steps too, and holders that live renew then.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from celery_singleton_lock import Wait
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Policy
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import (
     LINE_TOKEN,
@@ -27,7 +31,6 @@ TTL = 10.0
 STEP = 5.0  # seconds by which time advances
 COPY_DELAY = TTL
 QUEUE_TTL = 25.0  # of a reservation
-ROOM = 100
 BASE, DIGEST = "model:{task}", "digest"
 
 Step = tuple[str, int]
@@ -53,7 +56,8 @@ class Delivery:
     message: Message
     next: str
     place: Place
-    joins: bool = False  # in the line, by this acquire
+    wish: Enqueue | None = None  # to join the line
+    joins: bool = False  # by this acquire
     slot: int = 0  # that it was granted
 
     @property
@@ -76,6 +80,7 @@ class World:
         purged: how many messages the broker may lose.
         steps: by how many steps time may advance.
         limit: how many may run at once; 0: one, without slots.
+        policy: of duplicates: one that uses the line.
     """
 
     messages: int = 3
@@ -88,12 +93,15 @@ class World:
     purged: int = 0
     steps: int = 8
     limit: int = 0
+    policy: Policy = Wait(max_waiting=100)  # noqa: RUF009 - it is frozen
     time: float = 0.0
     count: int = 0
     broker: tuple[Message, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
     started: tuple[str, ...] = ()
     joined: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, int], ...] = ()  # messages, and how many had started before
+    latest: str = ""  # the message that took the place of others last
     overtaking: tuple[str, ...] = ()  # newcomers that started in the turn of messages that waited
     gone: frozenset[str] = frozenset()  # messages that died with their worker, acknowledged before, or that were purged
     has_lost_data: bool = False
@@ -121,7 +129,16 @@ class World:
     def key(self) -> object:
         """Return what tells this state from others."""
         records = tuple(
-            (key, record.token, record.task_id, record.expires, record.state, record.woken, record.redelivered)
+            (
+                key,
+                record.token,
+                record.task_id,
+                record.expires,
+                record.state,
+                record.woken,
+                record.redelivered,
+                record.stop,
+            )
             for key, record in sorted(self.store._records.items())
             if record.expires > self.time and ":fence" not in key and ":recent" not in key
         )
@@ -195,7 +212,8 @@ class World:
     def _deliver(self, place: int) -> None:
         message = self._take(place)
         self.count += 1
-        start = Delivery(self.count, message, "acquire", Place(message.ticket, message.copy))
+        place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder)
+        start = Delivery(self.count, message, "acquire", place_in_line)
         self.deliveries = (*self.deliveries, start)
 
     def _deliver_twice(self, place: int) -> None:
@@ -236,12 +254,16 @@ class World:
 
     def _message_acquired(self, delivery: Delivery, result: AcquireResult) -> None:
         message = delivery.message
+        if delivery.place.replace and (result.is_waiting or result.status is AcquireStatus.GRANTED):
+            self.latest = message.id
         if result.status is AcquireStatus.GRANTED:
             self.started = (*self.started, message.id)
             if not message.ticket and len(self.waiting()) + len(self.holders()) > max(1, self.limit):
                 self.overtaking = (*self.overtaking, message.id)
             self._set(delivery, next="end", slot=result.slot)
         elif result.status is not AcquireStatus.HELD:
+            if result.status in (AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED):
+                self._note_skip(message)
             self._finish(delivery)
         elif delivery.joins and result.is_waiting:
             self.joined = (*self.joined, message.id)
@@ -251,16 +273,42 @@ class World:
         elif result.holder is not None and result.holder.task_id == message.id:
             self._publish(replace(message, redelivered=True, ready=self.time + STEP))
             self._finish(delivery)
+        elif wish := self._wish(delivery, result):
+            self._set(delivery, next="publish copy", wish=wish)
         else:
-            self._set(delivery, next="publish copy")
+            self._note_skip(message)
+            self._set(delivery, next="leave")
+
+    def _wish(self, delivery: Delivery, result: AcquireResult) -> Enqueue | None:
+        """Return how a duplicate is to wait, or None if it is not."""
+        decision = self.policy.decide(
+            Duplicate(
+                result.holder or Holder(),
+                waiting=result.waiting,
+                head=result.head,
+                is_waiting=result.is_waiting,
+                has_waited=delivery.message.ticket != "",
+                asked=result.asked,
+            )
+        )
+        return decision if isinstance(decision, Enqueue) else None
+
+    def _note_skip(self, message: Message) -> None:
+        self.skipped = (*self.skipped, (message.id, len(self.started)))
+
+    def _leave(self, place: int) -> None:
+        delivery = self.deliveries[place]
+        if delivery.place.ticket:
+            self.store.leave(self._request(delivery, None), delivery.place.ticket)
+        self._finish(delivery)
 
     def _copy_acquired(self, delivery: Delivery, result: AcquireResult) -> None:
         holder, message = result.holder, delivery.message
         is_running = holder is not None and holder.task_id == message.id and holder.state == "running"
         if delivery.joins:
             ends = result.is_waiting or is_running or result.status is AcquireStatus.DROPPED
-        elif result.status is AcquireStatus.HELD and not is_running:
-            self._set(delivery, next="publish copy")
+        elif result.status is AcquireStatus.HELD and not is_running and (wish := self._wish(delivery, result)):
+            self._set(delivery, next="publish copy", wish=wish)
             return
         else:
             ends = is_running or result.status is AcquireStatus.DROPPED
@@ -271,12 +319,15 @@ class World:
 
     def _publish_copy(self, place: int) -> None:
         delivery = self.deliveries[place]
-        message = delivery.message
+        message, wish = delivery.message, delivery.wish
+        assert wish is not None
         ticket, following = message.ticket or f"t{delivery.number}", message.copy + 1 + delivery.number / 100
+        ticket = delivery.place.ticket or ticket  # it had no room before
         ready = self.time + COPY_DELAY
         self._publish(Message(message.id, ready, ticket, following, is_copy=True))
         text = f"{message.id} {ticket} {message.copy + 0.5}"
-        joining = Place(ticket, message.copy, ROOM, False, following, COPY_DELAY + TTL, text)
+        due = COPY_DELAY + TTL
+        joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
         self._set(delivery, next="acquire", place=joining, joins=True)
 
     def _publish_message(self, place: int) -> None:

@@ -206,6 +206,8 @@ def test_django(names: Names) -> None:
     pytest.importorskip("django")
     pytest.importorskip("celery.contrib.django.task", reason="Celery 5.3 has no task class for Django")
     names.run("DjangoTask")
+    (block,) = (block for block in BLOCKS if "DjangoTask" in block)
+    assert block in (ROOT / "docs" / "DJANGO.md").read_text(encoding="utf-8")
     task = names["app"].task(base=names["SingletonDjangoTask"])(count)
 
     assert isinstance(task, SingletonMixin)

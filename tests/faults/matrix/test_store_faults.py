@@ -14,9 +14,9 @@ import redis
 
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
+from tests.faults.probes import digests
 from tests.faults.tasks import BRIEF, LINGER
 from tests.servers import until
 
@@ -408,7 +408,7 @@ def test_reply_lost(pool: str, after: int) -> None:
             {"acquire": 0.5, "renew": TTL, "release": 0.5, "reacquire": TTL * 0.75}.items()
         ):
             tag = f"a{number}"
-            env.proxy.drop_reply(_digest(verb), after)
+            env.proxy.drop_reply(digests(verb), after)
             result = env.send("skip", tag, ["sleep", seconds], expect="once")
             sent = now()
             body = env.body(tag)
@@ -470,7 +470,3 @@ def test_renewal_answered_late() -> None:
 def _renewals(env: WorkerEnvironment) -> list[Event]:
     """Return the renewals that the body's own process has sent."""
     return env.ledger.events("store", verb="renew", own=True)
-
-
-def _digest(verb: str) -> bytes:
-    return script(verb)[1].encode()

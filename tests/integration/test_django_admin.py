@@ -1,0 +1,457 @@
+"""The pages of Django's admin, in a real project with a real worker: which locks exist, what they did, how to release one.
+
+`DJANGO_PICTURE=docs/images/django-admin.png` keeps the picture that `test_picture` takes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import locks
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.redis import RedisStore, connector
+from tests.integration.browser import Browser, missing_programs
+from tests.integration.django_project import WITH_ADMIN, DjangoProject
+from tests.integration.web_client import WebClient
+from tests.servers import Process, RedisServer, free_port, is_listening, required, until
+
+pytest.importorskip("django")
+
+LIST = "/admin/celery_singleton_lock/lock/"
+STATISTICS, RELEASE = f"{LIST}statistics/", f"{LIST}release/"
+CLOSE, REPORT = "books.tasks.close", "books.tasks.report"
+#: The users, and what they may do with locks; `root` may do everything.
+USERS = {
+    "nobody": (),
+    "viewer": ("view_lock",),
+    "operator": ("view_lock", "release_lock"),
+    "expert": ("view_lock", "release_lock", "force_release_lock"),
+    "blind": ("release_lock", "force_release_lock"),
+}
+PASSWORD = "of-a-test"
+MAKE_USERS = """
+from django.contrib.auth.models import Permission, User
+from django.contrib.auth.hashers import make_password
+password = make_password({password!r})
+User.objects.create(username="root", password=password, is_staff=True, is_superuser=True)
+for name, allowed in {users!r}.items():
+    user = User.objects.create(username=name, password=password, is_staff=True)
+    user.user_permissions.set(Permission.objects.filter(codename__in=allowed))
+"""
+
+
+@dataclass
+class Site:
+    """The project, its servers, and an app that knows them."""
+
+    project: DjangoProject
+    redis: RedisServer
+    address: str
+    app: Celery
+    numbers: Iterator[int] = field(default_factory=lambda: count(2))  # of more workers
+
+    def client(self, user: str = "") -> WebClient:
+        """Return a client that is logged in as this user."""
+        return WebClient(self.address, user, PASSWORD if user else "")
+
+    def key(self, task: str, name: str) -> str:
+        """Return the key of some lock of a task."""
+        return f"singleton:{{{task}}}:lock:{name}"
+
+    def leave_lock(self, node: str, task: str = CLOSE, task_id: str = "", name: str = "") -> str:
+        """Acquire a lock as a body of this node would that nobody knows any more; return its key."""
+        key = self.key(task, name or secrets.token_hex(8))
+        base, _, digest = key.rpartition(":lock:")
+        wanted = LeaseRequest(base, digest, secrets.token_hex(16), 60.0, task_id or "vanished", node, 4711)
+        store = RedisStore(connector(self.redis.url(), {}), history=10)
+        assert AcquireStatus.GRANTED is store.acquire(wanted).status
+        store.close()
+        return key
+
+    def send(self, task: str, *args: Any, **kwargs: Any) -> str:
+        """Send a task to the first worker; return its id."""
+        return str(self.app.send_task(task, args, kwargs, queue="worker-1").id)
+
+    def lock_of(self, task_id: str) -> locks.Lock:
+        """Wait until a task holds a lock."""
+        return until(lambda: locks.find_task_id(self.app, task_id), f"{task_id} holds its lock")
+
+    def end(self, account: object) -> None:
+        """Let the body of an account end."""
+        (self.project.directory / f"end-{account}").touch()
+
+
+@contextmanager
+def worker(project: DjangoProject, name: str) -> Iterator[Process]:
+    """Run a worker with a queue of its own."""
+    options = ("--pool", "prefork", "--concurrency", "4", "--without-mingle", "--without-gossip", "--loglevel", "INFO")
+    words = ("-m", "celery", "-A", "shop", "worker", "--hostname", f"{name}@local", "--queues", name, *options)
+    process = project.process(name, *words)
+    process.start()
+    try:
+        until(lambda: " ready." in process.output(), f"{name} is ready", 30)
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def served(project: DjangoProject, settings: str = "shop.settings") -> Iterator[str]:
+    """Run Django's own server; yield the site's address."""
+    port = free_port()
+    words = ("runserver", "--noreload", "--skip-checks", "--settings", settings, f"127.0.0.1:{port}")
+    server = project.process("server", "-m", "django", *words)
+    server.start()
+    try:
+        until(lambda: is_listening(port), "the site listens", 30)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The project with its database, a Redis, a worker `worker-1@local`, and Django's own server."""
+    project = DjangoProject(tmp_path_factory.mktemp("site"), WITH_ADMIN)
+    with RedisServer() as redis, ExitStack() as stack:
+        urls = f'CELERY_BROKER_URL = "{redis.url(1)}"\nCELERY_SINGLETON_LOCK_URL = "{redis.url()}"'
+        project.write({"shop/settings.py": urls})
+        for command in (("migrate",), ("shell", "-c", MAKE_USERS.format(password=PASSWORD, users=USERS))):
+            done = project.manage(*command)
+            assert 0 == done.returncode, done.stderr
+        app = stack.enter_context(Celery("operator", broker=redis.url(1), set_as_current=False))
+        app.conf.singleton_lock_url = redis.url()
+        stack.enter_context(worker(project, "worker-1"))
+        yield Site(project, redis, stack.enter_context(served(project)), app)
+
+
+@pytest.fixture
+def killed(site: Site) -> str:
+    """The key of a lock whose worker was killed."""
+    name = f"worker-{next(site.numbers)}"
+    with worker(site.project, name) as one:
+        task_id = str(site.app.send_task(CLOSE, (name,), queue=name).id)
+        key = site.lock_of(task_id).key
+        one.kill()
+    return key
+
+
+@pytest.fixture
+def running(site: Site) -> Iterator[locks.Lock]:
+    """The lock of a body that runs on the first worker."""
+    account = secrets.token_hex(4)
+    lock = site.lock_of(site.send(CLOSE, account))
+    yield lock
+    site.end(account)
+    until(lambda: not locks.find_task_id(site.app, lock.holder.task_id), "the body has ended")
+
+
+@pytest.fixture(scope="module")
+def open_browser(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Browser]]:
+    """Return a function that logs a user in with the form of the admin, and shows the list of locks.
+
+    Not installed: skipped locally, an error in CI.
+    """
+    missing = " and ".join(missing_programs())
+    if missing and not required("CI"):
+        pytest.skip(f"no {missing} installed")
+    assert not missing
+    browser = Browser(tmp_path_factory.mktemp("browser"))
+
+    def log_in(user: str) -> Browser:
+        browser.open(f"{site.address}/admin/")
+        browser.forget_cookies()
+        browser.open(f"{site.address}/admin/")
+        browser.type("#id_username", user)
+        browser.type("#id_password", PASSWORD)
+        browser.click("Log in")
+        browser.click("Locks")
+        return browser
+
+    try:
+        yield log_in
+    finally:
+        browser.close()
+
+
+# -- in the browser ----------------------------------------------------------------------------
+
+
+def test_killed_worker(site: Site, open_browser: Callable[[str], Browser], killed: str) -> None:
+    """The lock of a killed worker is listed; the node is silent; with the permission to force, it is released and logged."""
+    browser = open_browser("expert")
+    row = browser.text_of_row(killed)
+    assert CLOSE in row and "worker-2@local" in row
+    browser.click_in_row(killed, "Release…")
+    assert "The worker did not answer." in browser.text(".errornote")
+    assert locks.show(site.app, killed), "it was only asked"
+    browser.click("Release it anyway")
+    assert f"{killed}: released: worker-2@local did not answer; held by task " in browser.text(".messagelist .success")
+    assert f"{site.address}{LIST}" == browser.url
+    assert killed not in browser.text("#result_list")
+    assert locks.show(site.app, killed) is None
+    browser.open(f"{site.address}/admin/")
+    assert killed in browser.text("#content-related"), "the recent actions of Django's log"
+
+
+def test_running_body(site: Site, open_browser: Callable[[str], Browser], running: locks.Lock) -> None:
+    """The worker says that it runs the task: who may not force is offered nothing, and the body keeps its lock."""
+    browser = open_browser("operator")
+    browser.click_in_row(running.key, "Release…")
+    assert "The worker says that it runs this task." in browser.text(".errornote")
+    assert "You are not permitted to release it anyway." in browser.text("#content")
+    assert 0 == browser.count("#content form button")
+    browser.click("Back to the list")
+    assert running.holder.task_id in browser.text_of_row(running.key)
+
+
+def test_vanished_body(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """The worker does not run the task: the lock is released when the user has confirmed it."""
+    key = site.leave_lock("worker-1@local")
+    browser = open_browser("operator")
+    browser.click_in_row(key, "Release…")
+    assert "The worker says that it does not run this task." in browser.text("#content")
+    assert locks.show(site.app, key), "it was only asked"
+    browser.click("Release the lock")
+    assert f"{key}: released: worker-1@local does not run this task; " in browser.text(".messagelist .success")
+    assert locks.show(site.app, key) is None
+
+
+def test_viewer(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """Who may only look sees the lock and no button."""
+    key = site.leave_lock("worker-1@local")
+    browser = open_browser("viewer")
+    assert key in browser.text("#result_list")
+    assert 0 == browser.count("#result_list button")
+
+
+def test_picture(site: Site, open_browser: Callable[[str], Browser], killed: str) -> None:
+    """The list fits into the documentation: a body that runs and has met a duplicate, a killed one, and a hold."""
+    body = site.send(CLOSE, "picture")
+    site.lock_of(body)
+    site.send(CLOSE, "picture", "again")
+    locks.hold(site.app, 3600, task=REPORT)
+    try:
+        until(lambda: site.lock_of(body).duplicates, "the duplicate is counted")
+        picture = open_browser("root").screenshot()
+    finally:
+        locks.unhold(site.app, task=REPORT)
+        site.end("picture")
+    assert (b"\x89PNG", True) == (picture[:4], len(picture) < 200_000)
+    if path := os.environ.get("DJANGO_PICTURE"):
+        Path(path).write_bytes(picture)
+
+
+# -- permissions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [LIST, STATISTICS, RELEASE])
+def test_login(site: Site, path: str) -> None:
+    """Who is not logged in is sent to the login."""
+    client = site.client()
+    answers = client.get(path), client.post(path, key=site.key(CLOSE, "x"))
+    assert [(302, f"/admin/login/?next={path}")] * 2 == [(answer.status, answer.target) for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("user", "pages", "release", "force"),
+    [
+        ("nobody", 403, 403, 403),
+        ("blind", 403, 403, 403),
+        ("viewer", 200, 403, 403),
+        ("operator", 200, 302, 403),
+        ("expert", 200, 302, 302),
+        ("root", 200, 302, 302),
+    ],
+)
+def test_permissions(site: Site, user: str, pages: int, release: int, force: int) -> None:
+    """Each permission allows what its name says; to release a lock, one must see it."""
+    client = site.client(user)
+    assert [pages] * 2 == [client.get(path).status for path in (LIST, STATISTICS)]
+    for verb, node, status in (("release", "worker-1@local", release), ("force", "gworker-1@local", force)):
+        key = site.leave_lock(node)
+        assert status == client.post(RELEASE, key=key, verb=verb).status
+        assert (status == 302) is (locks.show(site.app, key) is None)
+    assert (pages == 200) is ("Singleton locks" in client.get("/admin/").text)
+
+
+def test_buttons(site: Site) -> None:
+    """Who may not release locks is shown no button for it."""
+    key = site.leave_lock("worker-1@local")
+    pages = {user: site.client(user).get(LIST, q=key).text for user in ("viewer", "operator")}
+    assert {"viewer": False, "operator": True} == {user: '<button name="key"' in page for user, page in pages.items()}
+
+
+def test_csrf(site: Site) -> None:
+    """A form of another site releases nothing."""
+    key = site.leave_lock("worker-1@local")
+    for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"unhold": key}):
+        assert 403 == site.client("root").post_bare(RELEASE, **form).status
+    assert locks.show(site.app, key)
+
+
+def test_get_changes_nothing(site: Site) -> None:
+    """A link releases nothing, and leads to the list without an error."""
+    key = site.leave_lock("worker-1@local")
+    client = site.client("root")
+    answer = client.get(RELEASE, key=key, verb="force")
+    assert (302, LIST) == (answer.status, answer.target)
+    assert "messagelist" not in client.get(LIST).text
+    assert locks.show(site.app, key)
+
+
+# -- what the pages do -------------------------------------------------------------------------
+
+
+def test_other_verb(site: Site) -> None:
+    """A verb that does not exist only asks."""
+    key = site.leave_lock("worker-1@local")
+    assert "does not run this task" in site.client("root").post(RELEASE, key=key, verb="").text
+    assert locks.show(site.app, key)
+
+
+def test_another_holder(site: Site) -> None:
+    """What was confirmed for one task is not done to another one, which holds the lock by now."""
+    key, client = site.leave_lock("worker-1@local", task_id="newcomer"), site.client("root")
+    for verb in ("release", "force"):
+        assert 302 == client.post(RELEASE, key=key, verb=verb, task_id="vanished").status
+        assert f"{key}: changed: " in client.get(LIST).text
+    assert locks.show(site.app, key)
+
+
+def test_free_lock(site: Site) -> None:
+    """A lock that is free by now is no error."""
+    key, client = site.key(CLOSE, "free"), site.client("root")
+    assert 302 == client.post(RELEASE, key=key).status
+    assert f"{key}: free: nobody held it" in client.get(LIST).text
+
+
+def test_no_key(site: Site) -> None:
+    """Something that is no key is refused in a message."""
+    client = site.client("root")
+    for form in ({"key": "nonsense"}, {"unhold": "nonsense"}):
+        assert 302 == client.post(RELEASE, **form).status
+        assert "&#x27;nonsense&#x27; is no key of a lock of this app" in client.get(LIST).text
+
+
+def test_hold(site: Site) -> None:
+    """An operator's hold of a whole task is listed, and ended by its button."""
+    locks.hold(site.app, 60, task=REPORT)
+    client = site.client("operator")
+    assert "operator’s hold" in client.get(LIST).text
+    assert 302 == client.post(RELEASE, unhold=site.key(REPORT, "*")).status
+    page = client.get(LIST).text
+    assert "the hold was ended" in page
+    assert "operator’s hold" not in page
+    assert [] == [*locks.list(site.app, REPORT)]
+    client.post(RELEASE, unhold=site.key(REPORT, "*"))
+    assert "there is no hold" in client.get(LIST).text
+
+
+def test_filters(site: Site) -> None:
+    """The list can be narrowed to a task, a node, or what contains a text of a log line."""
+    one, two = site.leave_lock("left@local", task_id="4711-a"), site.leave_lock("right@local", REPORT)
+    client = site.client("viewer")
+    for query, shown in (
+        ({}, (True, True)),
+        ({"task": CLOSE}, (True, False)),
+        ({"task": REPORT}, (False, True)),
+        ({"node": "left@local"}, (True, False)),
+        ({"task": CLOSE, "node": "right@local"}, (False, False)),
+        ({"q": one}, (True, False)),
+        ({"q": "4711-a"}, (True, False)),
+        ({"q": "right@"}, (False, True)),
+        ({"task": "unknown"}, (False, False)),
+    ):
+        page = client.get(LIST, **query).text
+        assert shown == (f"{one}</div>" in page, f"{two}</div>" in page), query
+
+
+def test_pages(site: Site) -> None:
+    """Of many locks, a page shows a hundred, and leads to the others of the same filter."""
+    for number in range(101):
+        site.leave_lock("many@local", name=f"many-{number:03}")
+    client = site.client("viewer")
+    first, second = client.get(LIST, node="many@local").text, client.get(LIST, node="many@local", p="2").text
+    assert (100, 1) == tuple(page.count(">singleton:") for page in (first, second))
+    assert 'href="?node=many%40local&amp;p=2"' in first
+    assert "page 2 of 2" in second and "101 locks" in second
+
+
+def test_statistics(site: Site) -> None:
+    """The statistics show each task; those of one task also its last runs, with the error."""
+    site.send(REPORT, "May")
+    client = site.client("viewer")
+    page = until(
+        lambda: "ValueError" in (text := client.get(STATISTICS, task=REPORT).text) and text, "the run is shown"
+    )
+    assert "no &lt;b&gt;figures&lt;/b&gt; of May" in page
+    assert "worker-1@local" in page
+    assert "<td>failure</td>" in page
+    assert '<th scope="row">released:failure</th>' in page
+    assert f'<a href="?task={REPORT}">' in client.get(STATISTICS).text
+
+
+def test_foreign_text(site: Site) -> None:
+    """What others wrote into a lock is shown as text, on each page."""
+    evil = "<script>alert(1)</script>"
+    key, client = site.leave_lock(f"{evil}@local", task_id=evil, name=f"evil{evil}"), site.client("root")
+    pages = [client.get(LIST, q=evil), client.post(RELEASE, key=key), client.get(STATISTICS, task=evil)]
+    assert 302 == client.post(RELEASE, key=key, verb="force").status
+    pages += [client.get(LIST, q=evil, task=evil, node=evil), client.get("/admin/")]
+    for page in pages:
+        assert 200 == page.status
+        assert evil not in page.text
+        assert "&lt;script&gt;alert(1)" in page.text
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("CELERY_SINGLETON_LOCK_URL = 'redis://127.0.0.1:{port}/0'", "The store of locks: "),
+        ("CELERY_SINGLETON_LOCK_TLL = 5", "Setting CELERY_SINGLETON_LOCK_TLL: "),
+    ],
+)
+def test_store_away(site: Site, line: str, said: str) -> None:
+    """Without the store, or with wrong settings, each page says so, and none fails."""
+    path = site.project.directory / "shop" / f"{secrets.token_hex(4)}.py"
+    path.write_text(f"from shop.settings import *\n{line.format(port=free_port())}\n")
+    with served(site.project, f"shop.{path.stem}") as address:
+        client = WebClient(address, "root", PASSWORD)
+        for page in (client.get(LIST), client.get(STATISTICS)):
+            assert (200, True) == (page.status, said in page.text), page.text
+        for form in ({"key": site.key(CLOSE, "x")}, {"unhold": site.key(CLOSE, "x")}):
+            assert 302 == client.post(RELEASE, **form).status
+            assert said in client.get("/admin/").text
+
+
+# -- the project -------------------------------------------------------------------------------
+
+
+def test_no_table(site: Site) -> None:
+    """The model needs no table and no migration: Django's commands that go through all models work."""
+    tables = site.project.manage("inspectdb")
+    assert 0 == tables.returncode and "celery_singleton_lock" not in tables.stdout
+    assert "No changes detected" in site.project.manage("makemigrations", "--check").stdout
+    for options in ((), ("--all",)):
+        dumped = site.project.manage("dumpdata", *options, "--format", "json")
+        assert 0 == dumped.returncode, dumped.stderr
+        assert '"codename": "force_release_lock"' in dumped.stdout
+    assert "no issues" in site.project.manage("check").stdout
+
+
+def test_command(site: Site) -> None:
+    """Celery's command finds the locks of a Django project by its app: Django needs no command of ours."""
+    key = site.leave_lock("worker-1@local")
+    assert "held by task vanished on worker-1@local (pid 4711," in site.project.celery("singleton", "show", key).stdout
+    assert "released: worker-1@local does not run this task" in site.project.celery("singleton", "release", key).stdout
