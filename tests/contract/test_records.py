@@ -169,14 +169,14 @@ def test_expired(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
 
 
 def test_registry_is_bounded(backing: RedisBacking, hold: MakeRequest, locks: Any) -> None:
-    """Each acquire looks at two leases that have expired, so that they do not pile up, whatever lives beside them."""
+    """One in eight grants looks at 16 leases that have expired, so that they do not pile up, whatever lives beside them."""
     hold("long", ttl=3600.0)
     for number in range(20):
         hold(f"gone{number}")
     backing.wait(32)
-    for number in range(10):
+    for number in range(12):
         hold(f"new{number}")
-    assert {"long", *(f"new{number}" for number in range(10))} == {lock.key.rpartition(":")[2] for lock in locks()}
+    assert {"long", *(f"new{number}" for number in range(12))} == {lock.key.rpartition(":")[2] for lock in locks()}
 
 
 def test_renewal_keeps_it_listed(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:

@@ -1,6 +1,6 @@
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token (empty in a hold), task, node, pid, since (ms), fence; `state` unless a body runs;
---         `redelivered` once its task id came again; `line` if messages wait in line; `entry` in the registry (acquire_recorded.lua)
+--         `redelivered` once its task id came again; `line` if messages wait in line; `duplicates` that the holder has met
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
@@ -15,9 +15,10 @@ local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
 if completed then return {'held', ARGV[3], '', '0', 0, redis.call('PTTL', KEYS[3]), '0', false} end
 --@limit
-local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state', 'entry')
+local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state')
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+--@entry
 local hold_left = 0 -- how long (ms) a free or reserved lock stays an operator's
 if redis.call('EXISTS', KEYS[7]) == 1 and (not owner or string.sub(owner, 1, 7) == 'queued:') then
   local holds = redis.call('HMGET', KEYS[7], '*', string.match(KEYS[1], '.*:lock:([^:]*)'))
@@ -43,14 +44,14 @@ if owner and owner ~= ARGV[1] then
 end
 if not owner then
 --@starts
-  local number = math.max((redis.call('GET', KEYS[4]) or 0) + 1, time[1] * 1000000 + time[2])
+  local since, number = string.format('%.0f', now), math.max((redis.call('GET', KEYS[4]) or 0) + 1, time[1] * 1000000 + time[2])
   fence = string.format('%.0f', number)
   redis.call('SET', KEYS[4], fence)
   redis.call('ZREMRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', number - ARGV[2] * 1000))
   redis.call('ZADD', KEYS[5], fence, KEYS[1])
   redis.call('PEXPIRE', KEYS[5], ARGV[2])
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
-             'since', string.format('%.0f', now), 'fence', fence)
+             'since', since, 'fence', fence)
   --@queued
   --@recorded
 end

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from celery_singleton_lock.store.protocol import (
     COPY_TTL,
+    REVOKED_TTL,
     Kept,
     LeaseRequest,
     Place,
@@ -19,8 +20,10 @@ from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Part, script
 
 #: The parts of the part "recorded", and of others that are in the script.
-_RECORDED = tuple(map(Part, ("observe", "listed", "swept", "refused", "waits", "barred", "freed")))
-_RELEASE_RECORDED = tuple(map(Part, ("observe", "listed")))
+_RECORDED = tuple(map(Part, ("observe", "swept", "logged", "refused", "waits", "barred", "freed", "entry")))
+_RELEASE_RECORDED = tuple(map(Part, ("observe", "logged", "listed", "entry")))
+_ENTRY = Part("entry")
+_SWEPT = (Part("swept"), Part("logged"))
 
 
 class ScriptCall(Command):
@@ -52,7 +55,7 @@ def acquire_call(wanted: LeaseRequest, history: int | None) -> ScriptCall:
 def reacquire_call(wanted: LeaseRequest, fence: int, history: int | None) -> ScriptCall:
     """Return the call that acquires a missing lock again."""
     registry, stats, _ = record_keys(wanted.base)
-    parts = () if history is None else (Part("recorded", (registry, stats)), Part("listed"))
+    parts = () if history is None else (Part("recorded", (registry, stats)), _ENTRY)
     return _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence), parts)
 
 
@@ -135,10 +138,23 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
     return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
 
 
+def revoke_call(base: str, lock: str, slots: str, starts: str, task_id: str, history: int | None) -> ScriptCall:
+    """Return the call that takes a lock from its holder, or from this task alone."""
+    parts = [*oldest_parts(slots), *([Part("starts", (starts,))] if starts else [])]
+    if history is not None:
+        parts += [Part("recorded", record_keys(base), (str(history),)), _ENTRY, Part("logged")]
+    return script_call("revoke", (lock, *task_keys(base)), (ms(REVOKED_TTL), task_id), parts)
+
+
+def sweep_call(base: str, history: int) -> ScriptCall:
+    """Return the call that counts leases that have expired."""
+    return script_call("sweep", record_keys(base), (str(history),), _SWEPT)
+
+
 def renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     """Return the call that renews leases."""
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked", f"{one.base}:registry")]
-    parts = [Part("limit")] if any(one.limit for one in leases) else []
+    parts = [_ENTRY, *([Part("limit")] if any(one.limit for one in leases) else [])]
     if any(one.stoppable for one in leases):
         parts.append(Part("stop", (), ("".join(str(int(one.stoppable)) for one in leases),)))
     return script_call("renew", keys, [word for one in leases for word in (one.token, ms(one.ttl))], parts)

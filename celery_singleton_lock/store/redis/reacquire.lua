@@ -9,8 +9,9 @@ local lost = (redis.call('ZSCORE', KEYS[4], KEYS[1]) or 0) + 0 > ARGV[7] + 0
 if not owner then
   local time, fence = redis.call('TIME'), ARGV[7]
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local since = string.format('%.0f', now)
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
-             'since', string.format('%.0f', now), 'fence', fence)
+             'since', since, 'fence', fence)
   --@recorded
   if not lost then
     redis.call('ZADD', KEYS[4], ARGV[7], KEYS[1])

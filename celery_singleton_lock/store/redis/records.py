@@ -6,16 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import holds_key, line_keys, record_keys
+from celery_singleton_lock.store.protocol import holds_key, line_keys, record_keys, task_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run
-from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call
-from celery_singleton_lock.store.redis.scripts import Part
+from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call, sweep_call
 
 #: How many locks one call reads: a call of the server for longer than some milliseconds would delay others.
 PAGE = 500
-
-
-_SWEPT = (Part("swept"),)
 
 
 class _Server(Protocol):
@@ -40,7 +36,7 @@ class RedisRecords:
         return sorted(self._server.command("SMEMBERS", key))
 
     def sweep(self, base: str) -> None:
-        while self._server.run(script_call("sweep", record_keys(base), (str(self._history),), _SWEPT)):
+        while self._server.run(sweep_call(base, self._history)):
             pass
 
     def locks(self, base: str) -> Iterator[Lock]:
@@ -72,11 +68,15 @@ class RedisRecords:
                 yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
 
     def counters(self, base: str) -> Mapping[str, int]:
-        found = self._server.command("HGETALL", record_keys(base)[1])
-        return {name: int(number) for name, number in pairs(found)}
+        found = {name: int(number) for name, number in pairs(self._server.command("HGETALL", record_keys(base)[1]))}
+        last_fence = self._server.command("GET", task_keys(base)[0])  # which is when it was granted, in microseconds
+        return {**found, "last_start": int(last_fence) // 1000} if last_fence else found
 
     def history(self, base: str) -> list[Run]:
-        return [run_of(base, one) for one in self._server.command("LRANGE", record_keys(base)[2], "0", "-1")]
+        found = (
+            self._server.command("LRANGE", record_keys(base)[2], "0", str(self._history - 1)) if self._history else ()
+        )
+        return [run_of(base, one) for one in found]
 
     def hold(self, base: str, name: str, seconds: float) -> None:
         self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))

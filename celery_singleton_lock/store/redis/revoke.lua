@@ -1,11 +1,11 @@
 -- Takes a lock from its holder. The fence is raised, so that a resource that has seen it refuses the former holder. The token counts
 -- as revoked for a time, so that a holder that was stopped finds its lock lost and does not acquire it again.
--- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)   5 registry   6 stats   7 history (see acquire_recorded.lua)
--- ARGV  1 how long (ms) at least the token counts as revoked   2 the task id from which alone it is taken, '' from anyone   3 how many runs the history keeps
+-- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
+-- ARGV  1 how long (ms) at least the token counts as revoked   2 the task id from which alone it is taken, '' from anyone
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
 --@limit
 --@starts
-local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token', 'entry')
+local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
 if not holder[1] or (ARGV[2] ~= '' and ARGV[2] ~= holder[1]) then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -13,13 +13,7 @@ local left = redis.call('PTTL', KEYS[1])
 local ttl = math.max(2 * left, ARGV[1] + 0)
 local fence = string.format('%.0f', math.max((redis.call('GET', KEYS[2]) or 0) + 1, time[1] * 1000000 + time[2]))
 redis.call('DEL', KEYS[1])
-if holder[8] and redis.call('ZREM', KEYS[5], holder[8]) == 1 and holder[6] ~= 'held' then
-  redis.call('HINCRBY', KEYS[6], 'revoked', 1)
-  if not holder[6] and ARGV[3] ~= '0' then
-    redis.call('LPUSH', KEYS[7], string.format('%.0f\31revoked\31\31%s', now, holder[8]))
-    redis.call('LTRIM', KEYS[7], 0, ARGV[3] - 1)
-  end
-end
+--@recorded
 redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
 redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))

@@ -12,7 +12,6 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import (
     COMPLETED_TTL,
     COPY_TTL,
-    REVOKED_TTL,
     AcquireResult,
     AcquireStatus,
     Kept,
@@ -20,8 +19,6 @@ from celery_singleton_lock.store.protocol import (
     RenewResult,
     Waiting,
     line_keys,
-    record_keys,
-    task_keys,
 )
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
@@ -31,12 +28,12 @@ from celery_singleton_lock.store.redis.calls import (
     reacquire_call,
     release_call,
     renewal_call,
+    revoke_call,
     script_call,
 )
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool
 from celery_singleton_lock.store.redis.records import RedisRecords
-from celery_singleton_lock.store.redis.scripts import Part
 
 _RENEW_RESULTS = {result.value: result for result in RenewResult}
 
@@ -112,9 +109,7 @@ class RedisStore:
         return _holder(reply) if reply else None
 
     def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", task_id: str = "") -> Holder | None:
-        parts = (*oldest_parts(slots), *((Part("starts", (starts,)),) if starts else ()))
-        keys, history = (lock, *task_keys(base), *record_keys(base)), str(self._history or 0)
-        reply = self.run(script_call("revoke", keys, (ms(REVOKED_TTL), task_id, history), parts), once=True)
+        reply = self.run(revoke_call(base, lock, slots, starts, task_id, self._history), once=True)
         return _holder(reply) if reply else None
 
     def records(self) -> RedisRecords:

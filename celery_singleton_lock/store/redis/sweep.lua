@@ -5,7 +5,7 @@
 local registry, stats, history, history_length = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for _ = 1, 100 do
+for _ = 1, 20 do
 --@swept
 end
 return redis.call('ZCOUNT', registry, '-inf', now - 1000)

@@ -1,0 +1,11 @@
+-- KEYS registry, stats, history | ARGV history_length
+-- Notes the end of a lease (see acquire_recorded.lua).
+--@entry
+local entry = entry_of(KEYS[1], registry, unpack(holder, 1, 6))
+if redis.call('ZREM', registry, entry) == 1 and holder[6] ~= 'held' then
+  redis.call('HINCRBY', stats, 'revoked', 1)
+  if not holder[6] then
+    local outcome, problem = 'revoked', ''
+    --@logged
+  end
+end
