@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from billiard.exceptions import Terminated
+from celery.states import SUCCESS
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
@@ -12,8 +14,10 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
 from celery_singleton_lock.worker.line import leave_line
+from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
 
@@ -29,6 +33,7 @@ class DeliveryMixin:
     """Extends `celery.worker.request.Request`."""
 
     supervisor: Supervisor | None = None
+    replacement: str = ""  # task id of the message for which this one was terminated (`Replace`)
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
@@ -65,6 +70,38 @@ class DeliveryMixin:
             except Exception as error:  # it expires
                 about(self, self.id).warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
+
+    def terminate_replaced(self: Any, pool: Any, replacement: str) -> None:
+        """Terminate the task for a newer message. What would have followed is revoked once its body is over.
+
+        Raises:
+            NotImplementedError: the pool cannot do that.
+        """
+        self.replacement = replacement
+        self.terminate(pool)
+        if self.supervisor is None:  # a greenlet is over by now; a process is not
+            self._revoke_successors()
+
+    def _announce_revoked(self: Any, reason: str, *how: Any) -> None:
+        reason = f"replaced by task {self.replacement}" if self.replacement else reason
+        super()._announce_revoked(reason, *how)  # type: ignore[misc]
+
+    def on_failure(self: Any, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called in the main process when a task has failed, or its child has died."""
+        answer = super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if self.replacement and isinstance(error, (Terminated, SystemExit)):
+            self._revoke_successors()
+        return answer
+
+    def _revoke_successors(self: Any) -> None:
+        """Store REVOKED for what would have followed, unless the body has returned all the same."""
+        if stored_state(self.task, self) == SUCCESS:
+            return
+        try:
+            revoke_successors(self.task, self._context)
+        except Exception as error:  # the result backend
+            about(self, self.id).warning("could not revoke what would have followed: %s", error)
 
     def lock_key(self: Any) -> str:
         """Return the key of the message's lock; that of slot 0 where there are several."""
