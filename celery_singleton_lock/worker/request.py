@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from billiard.exceptions import Terminated
@@ -16,7 +17,7 @@ from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
-from celery_singleton_lock.worker.line import leave_line
+from celery_singleton_lock.worker.line import leave_line, wake_line
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
@@ -49,7 +50,7 @@ class DeliveryMixin:
         if self.supervisor is not None:
             try:
                 at_most = self._config().options.lock_at_most
-                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most)
+                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most, self._wake_line)
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id).exception("has a lock that the supervisor cannot renew")
 
@@ -64,7 +65,7 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)
+                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._wake_line)
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
@@ -110,6 +111,11 @@ class DeliveryMixin:
 
     def _config(self: Any) -> TaskConfig:
         return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
+
+    def _wake_line(self: Any) -> None:
+        """Have the next in line published by another thread: the one that renews calls this."""
+        wake = partial(wake_line, self.task, self._config(), self.args, self.kwargs)
+        context_of(self.task.app).callbacks.call(wake)
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = self._config()
