@@ -188,7 +188,8 @@ def release(
 def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
     """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
 
-    Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task.
+    Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task. What waited
+    in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold.
 
     Raises:
         ConfigurationError: neither or both of key and task are given, or the time is not above 0.

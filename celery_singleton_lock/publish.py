@@ -90,7 +90,8 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
     decision = policy.decide(Duplicate(holder))
     if not isinstance(decision, (SkipRun, Fail)):
         return None
-    send_signal(signals.duplicate, task, key=wanted.lock, task_id=wanted.task_id, holder=holder, policy=policy)
+    named = {"task_id": wanted.task_id, "holder": holder, "policy": policy, "pending": ""}
+    send_signal(signals.duplicate, task, key=wanted.lock, **named)
     if isinstance(decision, Fail):
         raise DuplicateTask(wanted.lock, holder)
     log = about(task, wanted.task_id, wanted.lock, holder)

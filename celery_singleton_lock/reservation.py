@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,12 +27,20 @@ def reservation(
 
 
 def free_reservation(
-    task: Any, config: TaskConfig, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: Any,
+    config: TaskConfig,
+    task_id: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wake: Callable[[], object],
 ) -> None:
-    """Release the reservation of a message that no worker will start, in the background."""
-    if config.options.lock_from == "publish":
+    """Release the reservation of a message that no worker will start, in the background, and then `wake` the next in line.
+
+    Its publisher may have had another `lock_from` than this worker.
+    """
+    if config.options.singleton:
         wanted = reservation(config, task_id, args, kwargs, config.options.lock_ttl)
-        context_of(task.app).renewer.release_later(PendingRelease(wanted, success=False, outcome=False))
+        context_of(task.app).renewer.release_later(PendingRelease(wanted, success=False, outcome=False, wake=wake))
 
 
 def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:

@@ -21,7 +21,8 @@ lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
 #: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision.
-duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy"})
+#: ``pending``: the task id of the message in line that runs in place of the duplicate; else empty.
+duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy", "pending"})
 
 #: ``key``, ``task_id``, ``error``: the store was unreachable, or refused a command.
 store_error = Signal(name="store_error", providing_args={"key", "task_id", "error"})

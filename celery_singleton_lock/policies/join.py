@@ -9,7 +9,7 @@ from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, 
 from celery_singleton_lock.policies.retry_later import RetryLater
 
 #: Shortest and longest delay between two looks at the holder, in seconds.
-_SHORTEST, _LONGEST = 0.2, 10.0
+_SHORTEST, _LONGEST = 0.2, 5.0
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ class Join(Policy):
             return RetryLater().decide(duplicate)
         if duplicate.waited >= self.max_wait:
             return Fail()
-        delay = min(max(duplicate.waited / 2, _SHORTEST), _LONGEST)
+        delay = min(max(duplicate.waited / 4, _SHORTEST), _LONGEST)
         return Follow(min(delay, self.max_wait - duplicate.waited))

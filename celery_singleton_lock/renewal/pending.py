@@ -23,11 +23,13 @@ class PendingRelease:
         outcome: bool | None = None,
         kept: Kept | None = None,
         held_until: float = 0.0,
+        wake: Callable[[], object] | None = None,
     ) -> None:
         self.request = request
         self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
         self.held_until = held_until  # the signature stays held until this time of `now`
+        self.wake = wake  # has the next in line published, in another thread
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
@@ -84,6 +86,10 @@ class PendingReleases:
             pending.due = time + pending.interval
             try:
                 pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
+                # Whatever the answer was: an earlier call, or a process that is dead, may have released the lock.
+                wake, pending.wake = pending.wake, None
+                if wake:
+                    wake()
             except StoreUnavailable:  # for the others, too
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again

@@ -39,7 +39,7 @@ class MemoryStore(Records):
             lock = wanted.slot_lock(slot)
             record = completed or self._find(lock)
             if wanted.place and wanted.place.stop and (status := self._is_replaced(wanted, record)):
-                return AcquireResult(status)
+                return self._refused(wanted, status)
             is_reserved = record is not None and record.token == protocol.queued_token(wanted.task_id) != wanted.token
             if is_reserved:
                 record = self._records.pop(lock) and None
@@ -60,7 +60,7 @@ class MemoryStore(Records):
         line = self._line(wanted)
         refused = line.refused(place)
         if refused:
-            return AcquireResult(refused)
+            return self._refused(wanted, refused)
         asked, record = self._ask_to_stop(wanted, place, record)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
         is_turn = self._is_turn(wanted, place, line, record)
@@ -85,6 +85,12 @@ class MemoryStore(Records):
             record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
         return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, line.quiet, asked, ahead)
+
+    def _refused(self, wanted: LeaseRequest, status: AcquireStatus) -> AcquireResult:
+        """Answer a message for which another one stands, naming the one that waits."""
+        line = self._line(wanted)
+        first = line.waiting.get(line.head()) if status is AcquireStatus.SUPERSEDED else None
+        return AcquireResult(status, head=first.task_id if first else "")
 
     def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
         """Tell whether this message may start once the lock or a slot is free: in its turn, or if it was published."""

@@ -173,7 +173,7 @@ class AcquireStatus(Enum):
 
 @dataclass(frozen=True)
 class AcquireResult:
-    """The answer to a request, with fence and slot if granted, and with the (oldest) holder and the line if held."""
+    """The answer to a request: fence and slot if granted, the (oldest) holder and the line if held, the head if superseded."""
 
     status: AcquireStatus
     holder: Holder | None = None

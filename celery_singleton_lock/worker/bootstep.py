@@ -18,13 +18,14 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUn
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
+from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 
-#: Seconds until the names of the tasks are sent again to a store that was unreachable.
-_RETRY_INTERVAL = 5.0
+#: Seconds until the names of the tasks are sent again: to a store that was unreachable, or that may have lost its data.
+_RETRY_INTERVAL, _REPEAT_INTERVAL = 5.0, 60.0
 
 
 def singleton_tasks(app: Any) -> list[Any]:
@@ -76,7 +77,10 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         """Add the names of tasks and groups to those that the store knows, as soon as it can be reached."""
         names = sorted({options.lock_group or name for name, options in self._options.items() if options.singleton})
         if names and context.settings.stats and context.settings.url != "memory://":
-            loop = BackgroundLoop(partial(_add_tasks, context, names), context.events.loop_failed)
+            store = context.store.clone()  # greenlets and this thread cannot share a connection
+            loop = BackgroundLoop(
+                partial(_add_tasks, store, context.settings.prefix, names), context.events.loop_failed
+            )
             loop.wake(now())
 
     def _ttls(self) -> str:
@@ -130,18 +134,16 @@ def _check_store(context: ProcessContext) -> None:
         logger.warning("%s", problem)
 
 
-def _add_tasks(context: ProcessContext, names: list[str]) -> float:
-    """Try once; return when to try again, or infinity."""
-    store = context.store.clone()  # under gevent, a connection belongs to the thread that made it
+def _add_tasks(store: LockStore, prefix: str, names: list[str]) -> float:
+    """Try once; return when to do so again."""
     try:
-        store.records().add_tasks(f"{context.settings.prefix}:tasks", names)
+        store.records().add_tasks(f"{prefix}:tasks", names)
     except StoreUnavailable:
         return now() + _RETRY_INTERVAL
     except StoreError as error:  # `_check_store` has warned if it refuses all
         logger.info("The store of locks does not list the tasks of this worker: %s", error)
-    finally:
-        store.close()
-    return math.inf
+        return math.inf
+    return now() + _REPEAT_INTERVAL
 
 
 def problem_of(eviction_policy: str) -> str:

@@ -1,4 +1,4 @@
-"""The remote control command `singleton_locks`: what a worker knows of the tasks that it runs under locks.
+"""Remote control commands: `singleton_locks`, what a worker knows of the tasks that it runs under locks; `singleton_replace`.
 
 This module is also imported by the `celery` command, which must know the names of all such commands. So it imports little.
 """
@@ -8,13 +8,32 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from celery.worker.control import inspect_command
+from celery.worker.control import control_command, inspect_command
+
+#: Answer of a worker whose pool cannot terminate tasks.
+CANNOT_TERMINATE = "the pool cannot terminate tasks"
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
 def singleton_locks(state: Any, **_: Any) -> list[dict[str, Any]]:
     """Tasks with locks that this worker runs."""
     return tasks_with_locks(state.app)
+
+
+@control_command(args=[("task_id", str), ("replacement", str)], signature="<task_id> <replacement>")  # type: ignore[untyped-decorator]
+def singleton_replace(state: Any, task_id: str, replacement: str, **_: Any) -> dict[str, Any]:
+    """Terminate a task that a newer message replaces."""
+    from celery.worker.state import active_requests
+
+    from celery_singleton_lock.worker.request import DeliveryMixin
+
+    requests: list[Any] = [request for request in list(active_requests) if isinstance(request, DeliveryMixin)]
+    for request in [request for request in requests if request.id == task_id]:
+        try:
+            request.terminate_replaced(state.consumer.pool, replacement)
+        except NotImplementedError:  # threads
+            return {"error": CANNOT_TERMINATE}
+    return {"ok": task_id}
 
 
 def tasks_with_locks(app: Any) -> list[dict[str, Any]]:

@@ -43,10 +43,11 @@ def refuse_unreadable_results(task: Any) -> None:
     """Refuse a task whose results workers cannot read.
 
     Raises:
-        ConfigurationError: it has no result backend, or one whose results go to the caller alone.
+        ConfigurationError: it has no result backend, or one whose results go to the caller alone, or stay in one process.
     """
     uri = task.backend.as_uri()
-    if uri.startswith(("disabled:", "rpc:")):
+    shared_locks = task.app.conf.get("singleton_lock_url") != "memory://"
+    if uri.startswith(("disabled:", "rpc:", *(["memory:"] if shared_locks else []))):
         raise ConfigurationError(
             f"task {task.name}: on_duplicate='join' needs a result backend that workers can read, not {uri}"
         )

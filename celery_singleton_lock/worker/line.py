@@ -192,11 +192,19 @@ def leave_line(
     task: Any, config: TaskConfig, state: RetryState, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Take a message that no worker will start out of the line, and wake the next one if it was its turn."""
-    store = context_of(task.app).store
-    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    store, wanted = context_of(task.app).store, _of_line(config, args, kwargs)
     store.leave(wanted, state.ticket)
     wake(task, store, wanted)
+
+
+def wake_line(task: Any, config: TaskConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Publish the message of the first in line, after the lock of a call was released."""
+    wake(task, context_of(task.app).store, _of_line(config, args, kwargs))
+
+
+def _of_line(config: TaskConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LeaseRequest:
+    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
+    return LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
 
 
 def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:

@@ -48,7 +48,9 @@ def handle_duplicate(
         _drop_delivery(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
     if holder.task_id or holder.state == "held":  # else nobody holds the lock, which is free only after a quiet time
-        send(signals.duplicate, task, key=wanted.lock, task_id=request.id, holder=holder, policy=policy)
+        pending = decision.pending if isinstance(decision, SkipRun) else ""
+        named = {"task_id": request.id, "holder": holder, "policy": policy, "pending": pending}
+        send(signals.duplicate, task, key=wanted.lock, **named)
     if isinstance(decision, Enqueue):
         return decision
     if isinstance(decision, RunLater):
@@ -68,7 +70,7 @@ def _drop(
 ) -> None:
     """End a delivery for whose message another delivery, another copy, or another message stands."""
     if result.status is AcquireStatus.SUPERSEDED:
-        _skip(task, request, SkipRun(), error)
+        _skip(task, request, SkipRun(pending=result.head), error)
     if result.status is AcquireStatus.REPLACED:
         drop_replaced(task, request, store, wanted)
     if result.status is AcquireStatus.COMPLETED:
@@ -140,7 +142,8 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
 
 
 def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> Any:
-    about(task, request.id, error.key, error.holder).info("skipped: %s", error)
+    place = f", as task {decision.pending} runs in its place" if decision.pending else ""
+    about(task, request.id, error.key, error.holder).info("skipped%s: %s", place, error)
     if request.is_eager:
         request.callbacks = None
         return decision.result

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from logging import DEBUG
 from typing import Any
 
@@ -73,9 +75,14 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
             if not state.lost:
                 send(signals.lock_released, state.task, lease=execution.lease)
     if state.reacquired or (state.unreleased and not pending.confirmed):
-        execution.pending = pending
+        execution.pending, pending.wake = pending, _wake_later(execution.context, state)
         renewer.release_later(pending)
     state.unreleased = False
+
+
+def _wake_later(context: ProcessContext, state: LeaseState) -> Callable[[], None]:
+    """Return what has the next in line published, without delaying the thread that calls it."""
+    return partial(context.callbacks.call, partial(wake, state.task, context.store, state.request))
 
 
 def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
@@ -93,7 +100,8 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
-        context.renewer.release_later(PendingRelease(lease.request, None, outcome=False), unanswered=True)
+        unanswered = PendingRelease(lease.request, None, outcome=False, wake=_wake_later(context, lease))
+        context.renewer.release_later(unanswered, unanswered=True)
     if (pending := execution.pending) is not None:
         pending.outcome = state == "SUCCESS"
         if pending.redelivery_waits:

@@ -12,14 +12,13 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
+from celery_singleton_lock.worker.control import CANNOT_TERMINATE, singleton_replace
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import ignores_result
 
-#: How long a worker may take to say what kind of pool it has, in seconds.
+#: How long a worker may take to say whether its pool can terminate tasks, in seconds.
 _PATIENCE = 1.0
-#: Pools whose tasks Celery cannot terminate (`celery.concurrency.base.BasePool.terminate_job`, 5.7). It would log an error.
-_CANNOT_TERMINATE = ("celery.concurrency.thread:", "celery.concurrency.solo:")
 
 
 def end_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest) -> NoReturn:
@@ -65,15 +64,15 @@ def _reason(request: Any, store: LockStore, wanted: LeaseRequest) -> str:
 
 def terminate(task: Any, request: Any, wanted: LeaseRequest, holder: Holder) -> None:
     """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
-    control, nodes = task.app.control, [holder.node]
     log = about(task, request.id, wanted.lock, holder)
+    arguments = {"task_id": holder.task_id, "replacement": request.id}
     try:
-        stats = control.inspect(nodes, timeout=_PATIENCE).stats() or {}
-        pool = str((stats.get(holder.node) or {}).get("pool", {}).get("implementation", ""))
-        if pool.startswith(_CANNOT_TERMINATE):
-            log.warning("waits, as its pool cannot terminate %s", holder)
-            return
         log.warning("has %s terminated, which did not stop", holder)
-        control.revoke(holder.task_id, terminate=True, destination=nodes)
+        answers = task.app.control.broadcast(
+            singleton_replace.__name__, arguments, [holder.node], reply=True, timeout=_PATIENCE
+        )
     except Exception as failure:  # the broker; the next copy tries again
         log.warning("could not have %s terminated: %r", holder, failure)
+        return
+    if [{holder.node: {"error": CANNOT_TERMINATE}}] == answers:
+        log.warning("waits, as its pool cannot terminate %s", holder)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from billiard.exceptions import Terminated
+from celery.states import SUCCESS
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
@@ -12,8 +15,10 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
-from celery_singleton_lock.worker.line import leave_line
+from celery_singleton_lock.worker.line import leave_line, wake_line
+from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
 
@@ -29,6 +34,7 @@ class DeliveryMixin:
     """Extends `celery.worker.request.Request`."""
 
     supervisor: Supervisor | None = None
+    replacement: str = ""  # task id of the message for which this one was terminated (`Replace`)
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
@@ -44,7 +50,7 @@ class DeliveryMixin:
         if self.supervisor is not None:
             try:
                 at_most = self._config().options.lock_at_most
-                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most)
+                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most, self._wake_line)
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id).exception("has a lock that the supervisor cannot renew")
 
@@ -59,12 +65,44 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs)
+                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._wake_line)
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
                 about(self, self.id).warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
+
+    def terminate_replaced(self: Any, pool: Any, replacement: str) -> None:
+        """Terminate the task for a newer message. What would have followed is revoked once its body is over.
+
+        Raises:
+            NotImplementedError: the pool cannot do that.
+        """
+        self.replacement = replacement
+        self.terminate(pool)
+        if self.supervisor is None:  # a greenlet is over by now; a process is not
+            self._revoke_successors()
+
+    def _announce_revoked(self: Any, reason: str, *how: Any) -> None:
+        reason = f"replaced by task {self.replacement}" if self.replacement else reason
+        super()._announce_revoked(reason, *how)  # type: ignore[misc]
+
+    def on_failure(self: Any, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
+        """Called in the main process when a task has failed, or its child has died."""
+        answer = super().on_failure(exc_info, *args, **kwargs)  # type: ignore[misc]
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if self.replacement and isinstance(error, (Terminated, SystemExit)):
+            self._revoke_successors()
+        return answer
+
+    def _revoke_successors(self: Any) -> None:
+        """Store REVOKED for what would have followed, unless the body has returned all the same."""
+        if stored_state(self.task, self) == SUCCESS:
+            return
+        try:
+            revoke_successors(self.task, self._context)
+        except Exception as error:  # the result backend
+            about(self, self.id).warning("could not revoke what would have followed: %s", error)
 
     def lock_key(self: Any) -> str:
         """Return the key of the message's lock; that of slot 0 where there are several."""
@@ -73,6 +111,11 @@ class DeliveryMixin:
 
     def _config(self: Any) -> TaskConfig:
         return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
+
+    def _wake_line(self: Any) -> None:
+        """Have the next in line published by another thread: the one that renews calls this."""
+        wake = partial(wake_line, self.task, self._config(), self.args, self.kwargs)
+        context_of(self.task.app).callbacks.call(wake)
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = self._config()

@@ -32,6 +32,7 @@ class ChildLease:
     is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
     due: float
     cap: float = math.inf  # not renewed from then on
+    wake: Callable[[], object] | None = None  # has the next in line published, in another thread
     revoked: bool = False  # the child finds out for itself
 
     def is_active(self, time: float) -> bool:
@@ -64,11 +65,16 @@ class Supervisor:
         self._loop = BackgroundLoop(self.watch_children, on_error, clock)
 
     def accepted(
-        self, pid: int, request: LeaseRequest, is_running: Callable[[], bool], at_most: float | None = None
+        self,
+        pid: int,
+        request: LeaseRequest,
+        is_running: Callable[[], bool],
+        at_most: float | None = None,
+        wake: Callable[[], object] | None = None,
     ) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
         time = self._clock()
-        lease = ChildLease(request, is_running, time + request.ttl / 3)
+        lease = ChildLease(request, is_running, time + request.ttl / 3, wake=wake)
         if at_most is not None:
             lease.cap = time + at_most
         with self._mutex:
@@ -114,10 +120,11 @@ class Supervisor:
             del self._children[pid]
         if child.handle >= 0:
             os.close(child.handle)
-        self._renewer.remove(child.lease)
-        self._renewer.release_later(PendingRelease(child.lease.request, success=False, outcome=False))
-        if child.lease.is_running():
-            logger.info("Pool process %d died, its lock is released: task id %s", pid, child.lease.request.task_id)
+        lease = child.lease
+        self._renewer.remove(lease)
+        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, wake=lease.wake))
+        if lease.is_running():
+            logger.info("Pool process %d died, its lock is released: task id %s", pid, lease.request.task_id)
 
 
 def _open(pid: int) -> int:

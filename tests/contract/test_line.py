@@ -243,7 +243,8 @@ def test_replacing(deliveries: Deliveries) -> None:
     deliveries.join("a", room=1)
     result = deliveries.join("b", room=1, replace=True)
     assert (True, 1, "b") == (result.is_waiting, result.waiting, result.head)
-    assert SUPERSEDED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    copied = deliveries.acquire("a", "ticket a", 1.5)[1]
+    assert (SUPERSEDED, "b") == (copied.status, copied.head)
     deliveries.store.release(holder, success=True)
     assert "message b" == deliveries.store.wake(holder)
 
@@ -255,7 +256,8 @@ def test_replacing_a_head_in_its_turn(deliveries: Deliveries) -> None:
     deliveries.store.release(holder, success=True)
     deliveries.store.wake(holder)
     assert GRANTED is deliveries.join("b", room=1, replace=True).status
-    assert SUPERSEDED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+    copied = deliveries.acquire("a", "ticket a", 0.5)[1]
+    assert (SUPERSEDED, "") == (copied.status, copied.head)  # the other one waits no more
 
 
 def test_joining_when_the_lock_is_free(deliveries: Deliveries) -> None:

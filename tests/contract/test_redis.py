@@ -89,6 +89,12 @@ def test_parts_of_scripts(lease_request: MakeRequest) -> None:
     assert [] == [part for part in parts if f"--@{part}\n" in composed]
 
 
+@pytest.mark.parametrize("verb", ["acquire", "holder", "release", "renew", "revoke", "wake_slots"])
+def test_scripts_that_make_key_names(verb: str) -> None:
+    """A script that makes names of keys, or reads one from another key, says so to servers that ask for it (Dragonfly)."""
+    assert script(verb)[0].startswith("--!df flags=allow-undeclared-keys\n")
+
+
 def test_no_script_is_loaded_beforehand(
     redis_store: MakeStore, own_server: StartServer, lease_request: MakeRequest
 ) -> None:

@@ -124,7 +124,8 @@ def test_latest_newcomer_waits(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.join("b")
-    assert SUPERSEDED is deliveries.acquire("a", place=Place("ticket a", 1.5, stop=True))[1].status
+    copied = deliveries.acquire("a", place=Place("ticket a", 1.5, stop=True))[1]
+    assert (SUPERSEDED, "b") == (copied.status, copied.head)
     deliveries.store.release(holder, success=True)
     assert "message b" == deliveries.store.wake(holder)
 

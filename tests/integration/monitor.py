@@ -12,7 +12,7 @@ from tests.servers import until
 
 
 class Monitor:
-    """Records the commands that clients send to a server, without those inside scripts.
+    """Records the commands that clients send to a server, without those inside scripts, and the names of tasks that workers send.
 
     The record includes the handshake commands and the number of new connections: servers before Redis 7.2 do not show the
     handshake of redis-py. Only the connection that marks the end of the record is left out.
@@ -44,7 +44,7 @@ class Monitor:
                 if self._mark in line["command"]:
                     self._marker = sender
                     return
-                if line["client_type"] != "lua":
+                if line["client_type"] != "lua" and ":tasks " not in line["command"]:
                     self._lines.append((sender, line["command"]))
 
     def __exit__(self, *exc_info: object) -> None:

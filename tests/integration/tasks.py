@@ -765,6 +765,7 @@ def _lock_signal(recorder: Recorder, name: str) -> Callable[..., None]:
             policy=repr(kwargs.get("policy")),
             error=type(kwargs.get("error")).__name__,
             holder=getattr(holder, "task_id", None),
+            pending=kwargs.get("pending"),
         )
         if recorder.is_raised(f"{lock_tag(key)}.angry"):
             raise Boom("a receiver of the user's")

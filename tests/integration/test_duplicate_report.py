@@ -182,3 +182,25 @@ class TestEvent:
         (event,) = lost()
         assert (holder.id, env.worker.hostname()) == (event["uuid"], event["hostname"])
         assert (env.key("skip_short"), "revoked") == (event["key"], event["reason"])
+
+    @pytest.mark.parametrize("name", ["once_more", "once_more_latest", "replace"])
+    def test_run_in_its_place(self, env: WorkerEnvironment, name: str) -> None:
+        """The event, the signal and the log line of a message that does not run name the one that waits in its place."""
+        env.hold(name)
+        with EventStream(env.app) as stream:
+            options = {"lock_options": {"lock_ttl": 1}}  # its copy comes soon
+            results = [env.job(name).apply_async((env.tag,), **options)]
+            env.worker.wait_for_lines(results[0].id, "waits in line")
+            results.append(env.job(name).apply_async((env.tag,), **options))
+            pending, skipped = results if name == "once_more" else reversed(results)
+            assert env.get(skipped) is None
+
+            def events() -> list[Event]:
+                return [event for event in stream.events if event["type"] == "task-singleton-skipped"]
+
+            until(lambda: [event for event in events() if event["uuid"] == skipped.id], "the event")
+        assert [pending.id] == [event["pending"] for event in events() if event["uuid"] == skipped.id]
+        env.worker.wait_for_lines("INFO", skipped.id, "skipped", pending.id)
+        if name == "once_more":  # others were no duplicates of it when the policy decided
+            signals = env.lock_signals(env.key(name), "duplicate")
+            assert [pending.id] == [event["pending"] for event in signals if event["task_id"] == skipped.id]

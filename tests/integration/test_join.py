@@ -58,6 +58,17 @@ def assert_one_at_a_time(env: WorkerEnvironment) -> None:
     assert ["start", "end"] * (len(bodies) // 2) == bodies
 
 
+def test_result_comes_soon(env: WorkerEnvironment) -> None:
+    """The result comes within a quarter of the time waited; and some 50 ms for each message on the way."""
+    first = env.job("join").apply_async((env.tag, "sleep", 7.2))
+    env.wait_for("start")
+    second = joiner(env)
+    assert "slept" == env.get(first)
+    ended = time.monotonic()
+    assert "slept" == env.get(second)
+    assert time.monotonic() - ended < 7.2 / 4 + 0.8
+
+
 def test_result(env: WorkerEnvironment) -> None:
     """Twenty duplicates end with the holder's value; one body runs, and each of them is told of once."""
     first = env.hold("join")

@@ -181,6 +181,58 @@ def test_revoked_message(env: WorkerEnvironment) -> None:
     assert [] == env.starts()
 
 
+@pytest.fixture
+def publisher(env: WorkerEnvironment) -> Iterator[Celery]:
+    """Yield an app that locks at the publish what its worker locks at the start, as in a rolling deploy."""
+    app = make_app({**dict(env.app.conf), "task_default_queue": env.worker.worker_queue})
+    for name in ("skip", "wait_long"):
+        app.tasks[f"job.{name}"].lock_from = "publish"
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_message_of_another_publisher_never_starts(env: WorkerEnvironment, publisher: Celery, end: str) -> None:
+    """A worker frees the reservation of a message that it drops, though its own `lock_from` is "start"."""
+    options = {"expires": 0.5} if end == "expired" else {}
+    first = publisher.tasks["job.skip"].apply_async((env.tag,), countdown=2, **options)
+    assert (first.id, "queued") == ((found := holder(env, "skip")) and (found.task_id, found.state))
+    if end == "revoked":
+        env.worker.wait_for_lines(first.id, "received")
+        revoke(env, first)
+    until(lambda: holder(env, "skip") is None, "the reservation ends")
+    assert "REVOKED" == env.wait_for_state(first, "REVOKED")
+    assert [] == env.starts()
+
+
+def test_next_in_line_after_a_revoked_message(env: WorkerEnvironment, publisher: Celery) -> None:
+    """What waits in line behind a reservation starts when its message is dropped, and not only when its own copy comes."""
+    first = publisher.tasks["job.wait_long"].apply_async((env.tag,), countdown=3)
+    second = env.job("wait_long").delay(env.tag)
+    env.worker.wait_for_lines(second.id, "waits in line")
+    revoke(env, first)
+    assert "done" == env.get(second)
+
+
+def test_purged_queue(env: WorkerEnvironment, nowhere: str) -> None:
+    """The reservation of a purged message ends with `singleton_lock_queue_ttl`. Until then calls get its result, in vain."""
+    conf = {**dict(env.app.conf), "task_default_queue": nowhere, "singleton_lock_queue_ttl": 3}
+    app = make_app(conf)
+    try:
+        job = app.tasks["job.publish"]
+        first = job.delay(env.tag)
+        until(lambda: app.control.purge() == 1, "purged")
+        assert 0 < queued(env, first) <= 3
+        assert first.id == job.delay(env.tag).id
+        assert 0 == messages(env, nowhere)
+        until(lambda: holder(env) is None, "the reservation ends", 5)
+        later = job.apply_async((env.tag,), queue=env.worker.worker_queue)
+        assert "done" == later.get(timeout=20)
+        assert "PENDING" == first.state
+    finally:
+        app.close()
+
+
 def test_revoked_body_keeps_its_lock(env: WorkerEnvironment) -> None:
     """Revoking a task whose body runs does not free its lock."""
     first = env.hold("publish")

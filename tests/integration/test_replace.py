@@ -235,6 +235,67 @@ def test_canvas(env: WorkerEnvironment) -> None:
     assert [] == env.events("then", env.other_tag("then"))
 
 
+def assert_canvas_of_terminated(env: WorkerEnvironment, queue: str | None = None) -> None:
+    """Terminate a task in a chain, one in a chord's header and one with a callback, and check all ids that were promised."""
+    job, app = env.job("replace_hard"), env.app
+    tags = [env.tag, env.other_tag("chord"), env.other_tag("linked")]
+    then = app.tasks["then"].si(env.other_tag("then")).set(queue=queue)
+    members = [job.si(tag, "hold").set(queue=queue) for tag in tags]
+    last = chain(members[0], then.clone())()
+    body = chord([members[1]])(app.tasks["collect"].s(env.other_tag("collected")).set(queue=queue))
+    callback = then.clone()
+    callback_id = callback.freeze().id
+    linked = members[2].apply_async(link=callback)
+    for tag in tags:
+        env.wait_for("start", tag)
+    replacements = [job.apply_async((tag,), queue=queue) for tag in tags]
+    assert f"replaced by task {replacements[0].id}" == reason(env, last.parent)
+    assert f"replaced by task {replacements[2].id}" == reason(env, linked)
+    for task_id in (last.id, callback_id):
+        assert isinstance(app.AsyncResult(task_id).get(timeout=10, propagate=False), TaskRevokedError)
+    assert env.chord_failed(body)
+    assert ["done"] * 3 == [env.get(one) for one in replacements]
+    assert [] == env.events("then", env.other_tag("then"))
+
+
+def test_canvas_of_a_terminated_task(env: WorkerEnvironment, prefork: None) -> None:
+    """What would have followed a terminated task ends as REVOKED, so nobody waits for it for ever."""
+    assert_canvas_of_terminated(env)
+
+
+@pytest.mark.parametrize("greenlets", ["gevent", "eventlet"])
+def test_canvas_of_a_terminated_greenlet(
+    env: WorkerEnvironment, prefork: None, fresh_worker: Callable[..., LocalWorkerNode], greenlets: str
+) -> None:
+    """So it does in a greenlet."""
+    assert_canvas_of_terminated(env, fresh_worker(WorkerSpec(greenlets, 8)).worker_queue)
+
+
+def test_success_of_a_terminated_task(env: WorkerEnvironment, prefork: None) -> None:
+    """If the body of a terminated task swallows that and returns, its chain goes on: nothing of it is revoked."""
+    job = env.job("replace_hard")
+    last = chain(job.si(env.tag, ["sleep_swallowing", "return"], 5.0), env.app.tasks["then"].si(env.tag))()
+    env.wait_for("start")
+    second = job.delay(env.tag)
+    env.wait_for("swallowed")
+    # Without its parent, which Celery stores as REVOKED at first.
+    assert f"then {env.tag}" == env.get(env.app.AsyncResult(last.id))
+    assert "done" == env.get(second)
+    assert states.SUCCESS == last.parent.state
+
+
+@pytest.mark.parametrize("name", ["skip", "replace_hard"])
+def test_task_that_a_user_terminates(env: WorkerEnvironment, prefork: None, name: str) -> None:
+    """`revoke(terminate=True)` by a user does what Celery does: it names no replacement, and revokes nothing else."""
+    last = chain(env.job(name).si(env.tag, "hold"), env.app.tasks["then"].si(env.tag))()
+    env.wait_for("start")
+    env.app.control.revoke(last.parent.id, terminate=True)
+    assert "terminated" == reason(env, last.parent)
+    until(lambda: not env.is_locked(name), "its body has ended")
+    env.finish(last.parent.id)
+    assert states.PENDING == last.state
+
+
 def test_autoretry(env: WorkerEnvironment) -> None:
     """`autoretry_for` does not bring back a task that was replaced."""
     first = env.hold("replace_auto")

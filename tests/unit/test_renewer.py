@@ -648,6 +648,19 @@ def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: Sto
     assert math.inf == renewer.renew_due()
 
 
+def test_pending_release_wakes_the_line_once(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+    """The next in line is published once the store has confirmed the release, and once only."""
+    woken: list[float] = []
+    store.failure = StoreUnavailable("stopped")
+    renewer.release_later(PendingRelease(unanswered(), False, False, wake=lambda: woken.append(clock())))
+    go_on(renewer, clock, clock() + TTL)
+    assert [] == woken
+    store.failure = None
+    go_on(renewer, clock, clock() + 10 * TTL)
+    assert 1 == len(woken)
+    assert math.inf == renewer.renew_due()
+
+
 def test_unanswered_request_is_released_again_after_an_outage(
     renewer: Renewer[LeaseState], store: Store, clock: Clock
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import threading
 from collections.abc import Callable
 from operator import itemgetter
 from types import SimpleNamespace
@@ -19,12 +20,13 @@ from celery.worker import state
 from kombu.message import Message
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.context import context_of, replace_context
+from celery_singleton_lock.context import ProcessContext, context_of, replace_context
 from celery_singleton_lock.testing import memory_store
 from celery_singleton_lock.worker import request as worker
 from celery_singleton_lock.worker.bootstep import SingletonStep
 from celery_singleton_lock.worker.control import tasks_with_locks
 from celery_singleton_lock.worker.delivery import Delivery, delivery_of
+from tests.servers import until
 
 
 @pytest.fixture
@@ -145,3 +147,40 @@ def test_tasks_with_locks(app: Celery) -> None:
         for request in (own, other):
             state.task_ready(request)
     assert [] == tasks_with_locks(app)
+
+
+class Connections:
+    """A store that notes which threads use its connections."""
+
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.clones: list[Connections] = []
+        self.closed = False
+
+    def clone(self) -> Connections:
+        self.clones.append(Connections())
+        return self.clones[-1]
+
+    def records(self) -> Connections:
+        return self
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _use(self, *args: Any) -> str:
+        self.threads.add(threading.get_ident())
+        return "noeviction"
+
+    holder = eviction_policy = add_tasks = _use
+
+
+def test_names_of_tasks(app: Celery) -> None:
+    """The thread that adds the names of tasks has connections of its own: greenlets cannot share one with a thread."""
+    parent = SimpleNamespace(app=app, pool_cls=get_implementation("threads"))
+    step, store = SingletonStep(parent), Connections()
+    replace_context(app, ProcessContext(context_of(app).settings, store=store))  # type: ignore[arg-type]
+    step.start(parent)
+    until(lambda: any(clone.closed for clone in store.clones), "the names are added")
+    assert all(len(one.threads) <= 1 for one in (store, *store.clones))
+    assert [1] == [len(one.threads) for one in store.clones if one.closed]
+    assert {threading.get_ident()} == store.threads

@@ -1,3 +1,4 @@
+--!df flags=allow-undeclared-keys
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token (empty in a hold), task, node, pid, since (ms), fence; `state` unless a body runs;
 --         `redelivered` once its task id came again; `line` if messages wait in line; `duplicates` that the holder has met

@@ -6,7 +6,7 @@
 --   used: sorted set of ticket and <ticket>:<copy that started it> -> until when (ms) other copies are dropped
 -- ARGV  ticket, copy: '' and '0' if the message has not waited   next_copy: number of the copy that was published with a delay
 --       room: '' not to join, how many may wait, or 'all' to replace others   due: in how many ms the next copy comes at the latest   window: for how many ms late copies are dropped
--- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded'}; and after the holder's state
+-- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded', task id of the head}; and after the holder's state
 -- {how many wait, task id of the head, this message's place from 1 if it waits}
 local function leave(one)
   redis.call('ZREM', line, one)
@@ -17,8 +17,12 @@ local function use(one, by)
   redis.call('ZREMRANGEBYSCORE', used, '-inf', now)
   redis.call('PEXPIRE', used, window)
 end
+local function superseded()
+  local first = redis.call('ZRANGE', line, 0, 0)[1]
+  return {'superseded', first and redis.call('HGET', waiting, first .. ':task') or ''}
+end
 if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
-  return {redis.call('ZSCORE', used, ticket .. ':superseded') and 'superseded' or 'dropped'}
+  return redis.call('ZSCORE', used, ticket .. ':superseded') and superseded() or {'dropped'}
 end
 --@waits
 --@replaced

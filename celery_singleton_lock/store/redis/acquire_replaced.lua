@@ -6,6 +6,6 @@ local asked = redis.call('HMGET', KEYS[1], 'stop', 'asked')
 asked = owner and asked[1] == owner and now - asked[2]
 if holder[2] ~= ARGV[3] then
   local function is_marked(state) return (redis.call('ZSCORE', replaced, state .. ARGV[3]) or 0) + 0 > now end
-  if is_marked('queued:') then return {'superseded'} end
+  if is_marked('queued:') then return superseded() end
   if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end
 end

@@ -1,3 +1,4 @@
+--!df flags=allow-undeclared-keys
 -- Names the holder of a lock.
 -- KEYS  1 lock (see acquire.lua)
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state}, or nothing

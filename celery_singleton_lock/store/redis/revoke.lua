@@ -1,3 +1,4 @@
+--!df flags=allow-undeclared-keys
 -- Takes a lock from its holder. The fence is raised, so that a resource that has seen it refuses the former holder. The token counts
 -- as revoked for a time, so that a holder that was stopped finds its lock lost and does not acquire it again.
 -- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)

@@ -65,8 +65,8 @@ class RedisStore:
         if answer == "granted":
             slot = int(more[1]) if wanted.limit else 0
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
-        if not more:
-            return AcquireResult(AcquireStatus(answer))
+        if answer != "held":
+            return AcquireResult(AcquireStatus(answer), head=more[0] if more else "")
         count, head, rank, *times = more[7:] or (0, None, None)
         quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
         ahead = rank - 1 if rank else count

@@ -1,3 +1,4 @@
+--!df flags=allow-undeclared-keys
 -- Names the message of the first in line whose turn has come and who was not woken, where several may hold the signature.
 -- KEYS  1 lock of slot 0   2 line   3 waiting (see acquire_line.lua)   4 slots (see acquire_limit.lua)
 -- ARGV  1 how long (ms) its place is kept   2 how many may hold the signature
