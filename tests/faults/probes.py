@@ -22,7 +22,15 @@ import redis
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place
 from celery_singleton_lock.store.records import Noted
-from celery_singleton_lock.store.redis.calls import ScriptCall, acquire_call, reacquire_call, release_call, renewal_call
+from celery_singleton_lock.store.redis.calls import (
+    ScriptCall,
+    acquire_call,
+    reacquire_call,
+    release_call,
+    renewal_call,
+    revoke_call,
+    sweep_call,
+)
 from celery_singleton_lock.store.redis.scripts import script
 from tests.faults.ledger import Ledger, name_of, now
 
@@ -34,8 +42,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "hold": (),
     "holder": ("limit",),
     "leave": (),
-    "revoke": ("limit", "starts"),
-    "sweep": ("swept",),
     "wake": (),
     "wake_slots": (),
 }
@@ -367,6 +373,11 @@ def scripts() -> dict[str, Script]:
             "renew": [renewal_call([request])],
         }
         found.update({one.digest: _script(verb, request, one) for verb, some in calls.items() for one in some})
+    for slots, starts, history in product(("", "slots"), ("", "starts"), (None, 9)):
+        one = revoke_call("", "", slots, starts, "", history)
+        found[one.digest] = Script("revoke", text=one.script)
+    swept = sweep_call("", 9)
+    found[swept.digest] = Script("sweep", text=swept.script)
     for verb, parts in SMALL.items():
         for chosen in (chosen for count in range(len(parts) + 1) for chosen in combinations(parts, count)):
             text, digest = script(verb, chosen)
