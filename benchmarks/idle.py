@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median, quantiles
 
 from benchmarks.overlap import Overlaps
-from benchmarks.overlap_app import PLAIN, PLAIN_LATE, WAIT_LATE
+from benchmarks.overlap_app import PLAIN, PLAIN_LATE, SUCCESSIVE, WAIT_LATE
 from benchmarks.report import Section, Table, Target
 from benchmarks.stage import Stage
 
@@ -15,6 +15,8 @@ BOUND = 3.0
 HOW = (
     "Calls of one signature that wait, in prefork: the time from the end of a body to the start of the next one. "
     "A plain task in a worker with one place is compared, whose queue keeps the calls apart. The others have two places. "
+    "`plain, successive` has no lock and no line: each body publishes the next call as its last act, so it shows what publish, "
+    "delivery and start alone cost. "
     "`retry` comes back each 0.5 s, give or take a fifth. With acks_late the worker has a prefetch multiplier of 1, as jobs "
     "that must not be lost need: then the next message of a plain task comes from the broker, too."
 )
@@ -40,13 +42,28 @@ def run(stage: Stage) -> Section:
                 overlaps.catch_up()  # else handling newcomers would delay the first pauses
             overlaps.let_go()
             runs = overlaps.settle(1 + stage.few(*calls))
-            found[kind] = [after[0] - before[1] for before, after in pairwise(runs)]
+            found[kind] = _pauses(runs)
+    found[SUCCESSIVE] = _successive(stage)
     rows = [(kind, (1e3 * median(idle), 1e3 * _p99(idle), len(idle))) for kind, idle in found.items()]
     targets = [
         Target(f"idle time, median, {kind} / {plain} with one place", median(found[kind]) / median(found[plain]), BOUND)
         for kind, plain in COMPARED.items()
     ]
     return Section("(j) idle time", HOW, [Table("Idle time", ("median, ms", "99 %, ms", "pauses"), rows)], targets)
+
+
+def _successive(stage: Stage) -> list[float]:
+    """Measure plain tasks that publish one another."""
+    count = 1 + stage.few(200, 20)
+    with Overlaps(stage, places=2) as overlaps:
+        overlaps.send(PLAIN, 1, SECONDS)
+        overlaps.settle(1)
+        overlaps.succeed(count, SECONDS)
+        return _pauses(overlaps.settle(count))
+
+
+def _pauses(runs: list[tuple[float, float]]) -> list[float]:
+    return [after[0] - before[1] for before, after in pairwise(runs)]
 
 
 def _p99(values: list[float]) -> float:

@@ -72,6 +72,11 @@ class Overlaps:
         for _ in range(count):
             task.apply_async((seconds, "same"), queue=self._worker.queue)
 
+    def succeed(self, count: int, seconds: float) -> None:
+        """Publish one call that is followed by others, each published at the end of the one before, until so many have run."""
+        task = self._app.tasks[f"overlap.{overlap_app.SUCCESSIVE}"]
+        task.apply_async((seconds, "same", count - 1), queue=self._worker.queue)
+
     def settle(self, runs: int) -> list[tuple[float, float]]:
         """Wait for so many runs; return their starts and ends, in order, and forget them."""
         client = self._stage.broker_client

@@ -18,6 +18,8 @@ from celery_singleton_lock import Replace, RetryLater, RunOnceMore, SingletonTas
 RUNS = "benchmarks:runs"
 PLAIN, AT_PUBLISH = "plain", 'lock_from="publish"'
 PLAIN_LATE, WAIT_LATE = "plain, acks_late", "wait, acks_late"
+#: A plain task whose body publishes the next call as its last act, until so many have run.
+SUCCESSIVE = "plain, successive"
 #: Length of a body that ends when it is told to.
 UNTIL_OPENED = -1.0
 SOON = RetryLater(delay=0.5, backoff=1.0, max_delay=0.5)
@@ -44,6 +46,7 @@ def make(broker: str, store: str) -> Celery:
     app.conf.result_backend = broker
     app.task(_body, name=f"overlap.{PLAIN}", shared=False)
     app.task(_body, name=f"overlap.{PLAIN_LATE}", shared=False, acks_late=True)
+    app.task(_successive, name=f"overlap.{SUCCESSIVE}", shared=False, bind=True)
     ours = policies()
     ours[WAIT_LATE] = {**ours["wait"], "acks_late": True}
     for name, options in ours.items():
@@ -70,6 +73,12 @@ def _body(seconds: float = 0.0, same: str = "") -> None:
     else:
         time.sleep(seconds)
     _client().rpush(RUNS, f"{start} {time.monotonic()}")
+
+
+def _successive(task: Any, seconds: float, same: str, more: int) -> None:
+    _body(seconds)
+    if more:
+        task.apply_async((seconds, same, more - 1), queue=task.request.delivery_info["routing_key"])
 
 
 if "BENCHMARKS_STORE" in os.environ:
