@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from billiard.exceptions import Terminated
+from celery.exceptions import Terminated
 from celery.states import SUCCESS
 from kombu.utils.imports import symbol_by_name
 

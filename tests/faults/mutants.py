@@ -485,6 +485,14 @@ MUTANTS = (
         "state in .*REVOKED",
     ),
     Mutant(
+        "what would have followed a terminated task is revoked",
+        "worker/request.py",
+        "            revoke_successors(self.task, self._context)\n",
+        "            pass\n",
+        "tests/integration/test_replace.py::test_canvas_of_a_terminated_task[prefork]",
+        "timed out|TimeoutError",
+    ),
+    Mutant(
         "the end of a replaced task is stored once",
         "worker/replaced.py",
         "    if stored_state(task, request) in READY_STATES:\n",
