@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 
 from tests.faults.harness import Worker, WorkerEnvironment
 from tests.faults.ledger import Event
+from tests.faults.probes import digests
 from tests.faults.tasks import SEVERAL
 
 #: Queue of the worker that no fault hits.
@@ -24,14 +25,16 @@ class Feature(ABC):
 
     Args:
         env: of the row.
-        options: of the messages whose bodies hold the lock.
+        act: of the bodies that hold the lock.
+        options: of their messages.
     """
 
     name: str
     holders = 1
 
-    def __init__(self, env: WorkerEnvironment, **options: object) -> None:
+    def __init__(self, env: WorkerEnvironment, act: str, **options: object) -> None:
         self.env = env
+        self.act = act
         self.options = options
         self.bodies: list[Event] = []
         self.met: list[AsyncResult] = []
@@ -39,7 +42,7 @@ class Feature(ABC):
     def hold(self) -> None:
         """Have as many bodies hold the lock as its limit allows."""
         for number in range(self.holders):
-            self.env.send(self.name, self.name, ["hold"], **self.options)
+            self.env.send(self.name, self.name, [self.act], **self.options)
             self.bodies.append(self.env.body(self.name, number + 1))
 
     @abstractmethod
@@ -206,7 +209,7 @@ class AtPublish(Feature):
 
     def check(self) -> None:
         again = self.env.send(self.name, self.waiting, expect="any", queue=OTHER)
-        nodes = [worker.node for worker in self.env.workers if worker.pool == "threads"]
+        nodes = [self.env.workers[-1].node]  # that of the worker that no fault hits
         assert self.env.app.control.add_consumer(LATER, destination=nodes, reply=True, timeout=10)
         if self.had("empty"):  # either has the lock
             assert "slept" in [result.get(timeout=30) for result in (*self.met, again)]
@@ -252,20 +255,28 @@ class Row:
 
 
 @contextlib.contextmanager
-def holding(ttl: float, **options: object) -> Iterator[Row]:
+def holding(
+    ttl: float, pool: str = "prefork", act: str = "hold", lost_replies: int = 0, **options: object
+) -> Iterator[Row]:
     """Yield a row whose locks are held and met; after the block the holders end, and all is checked.
 
     Args:
         ttl: ``lock_ttl`` in seconds.
+        pool: of the holders' worker.
+        act: of the holders.
+        lost_replies: how many of the first acquires of what meets them get no reply; if any, there is a proxy.
         options: of the holders' messages.
     """
-    with WorkerEnvironment(ttl=ttl, singleton_lock_queue_ttl=90.0) as env:
-        victim = env.start("prefork", sum(feature.holders for feature in FEATURES))
+    with WorkerEnvironment(ttl=ttl, proxied=lost_replies > 0, singleton_lock_queue_ttl=90.0) as env:
+        victim = env.start(pool, sum(feature.holders for feature in FEATURES))
         env.start("threads", 8, options=("-Q", OTHER)).ready(env.app)
         victim.ready(env.app)
-        row = Row(env, victim, [feature(env, **options) for feature in FEATURES])
+        row = Row(env, victim, [feature(env, act, **options) for feature in FEATURES])
         for feature in row.features:
             feature.hold()
+        if lost_replies:
+            env.know_scripts()  # so that the lost reply is not NOSCRIPT
+            env.proxy.drop_reply(digests("acquire"), times=lost_replies)
         for feature in row.features:
             feature.meet()
         yield row

@@ -407,8 +407,9 @@ MUTANTS = (
     Mutant(
         "an own retry keeps the lock",
         "worker/execution.py",
+        "        if isinstance(error, Retry):\n"
         "            kept = kept_for_retry(state.task, config, state.task.request, state.request, error)\n",
-        "            pass\n",
+        "",
         "tests/integration/test_publish.py::test_own_retry_keeps_the_lock[prefork]",
         "the retry waits",
     ),

@@ -24,7 +24,8 @@ class Proxy:
         self.hanging = threading.Event()
         self.delay = 0.0
         self.dropped = 0
-        self._drop: tuple[list[bytes], int] | None = None
+        self._drop: tuple[list[bytes], int] = ([], 0)
+        self._drops = 0  # how many of these requests are still to come, of which every second gets no reply
         self._made = self._silent = 0  # numbers of all connections, and of those that are silent for good
         self._closed = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -55,9 +56,12 @@ class Proxy:
         """Forward nothing more on the existing connections, and leave them open."""
         self._silent = self._made
 
-    def drop_reply(self, requests: list[bytes], after: int = 0) -> None:
-        """Forward the next request that contains one of these, and close the connection after ``after`` bytes of its reply."""
-        self._drop = (requests, after)
+    def drop_reply(self, requests: list[bytes], after: int = 0, times: int = 1) -> None:
+        """Forward the next request that contains one of these, and close the connection after ``after`` bytes of its reply.
+
+        Do so for every second of them, so many times: a call that is sent again is answered.
+        """
+        self._drop, self._drops = (requests, after), 2 * times - 1
 
     def _accept(self) -> None:
         while True:
@@ -77,10 +81,11 @@ class Proxy:
 
     def wants_drop(self, data: bytes) -> int | None:
         """Return how many bytes of the reply to this request may pass; None for all."""
-        if self._drop is None or not any(request in data for request in self._drop[0]):
-            return None
-        after, self._drop = self._drop[1], None
-        return after
+        with self._mutex:
+            if not self._drops or not any(request in data for request in self._drop[0]):
+                return None
+            self._drops -= 1
+            return None if self._drops % 2 else self._drop[1]
 
     def wait(self, number: int) -> None:
         """Block while the proxy hangs, or for good if the connection is silent."""

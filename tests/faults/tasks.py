@@ -91,6 +91,11 @@ def _hold_boom(task: Task, tag: str) -> None:
     raise Boom(tag)
 
 
+def _hold_exit(task: Task, tag: str) -> None:
+    _hold(task, tag)
+    sys.exit(3)
+
+
 def _swallow(task: Task, tag: str, seconds: float) -> str:
     """Continue after every raised exception, like a body with a bare ``except``."""
     ledger, end, told = ledger_of(task.app), time.monotonic() + seconds, False
@@ -248,8 +253,8 @@ def _wall_clock(task: Task, tag: str, seconds: float) -> str:
 ACTS: dict[str, Callable[..., Any]] = {
     function.__name__[1:].replace("_", "-"): function
     for function in (
-        _sleep, _heed, _hold, _hold_boom, _swallow, _ensure, _regex, _boom, _bang, _exit, _memory, _eat, _odd_result, _fork,
-        _fork_through, _call, _apply, _wall_clock, _spin, _watch, _keep_gil,
+        _sleep, _heed, _hold, _hold_boom, _hold_exit, _swallow, _ensure, _regex, _boom, _bang, _exit, _memory, _eat, _odd_result,
+        _fork, _fork_through, _call, _apply, _wall_clock, _spin, _watch, _keep_gil,
     )
 }  # fmt: skip
 

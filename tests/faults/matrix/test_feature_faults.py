@@ -1,4 +1,4 @@
-"""Faults 33 to 36: holders of all features, and what meets them, side by side, through the same faults."""
+"""Faults 33 to 36 and 44 to 47: holders of all features, and what meets them, side by side, through the same faults."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import pytest
 
 from tests.faults.features import holding
 from tests.faults.harness import CHILD_BOUND, now
+from tests.faults.probes import digests
 
 TTL = 4.0
 #: A message in line that nobody wakes is started by its copy, which comes after each TTL.
 COPY = TTL + 1.5
+#: Seconds within which a lease is released whose first release got no reply.
+FREED = 4.0
+#: Replies that get lost: to some of the acquires of what waits, and to all wakes.
+LOST = 10
 
 
-@pytest.mark.parametrize("what", ["child", "worker"])
-def test_features_killed(what: str) -> None:
+@pytest.mark.parametrize(("what", "pool"), [("child", "prefork"), ("worker", "prefork"), ("worker", "threads")])
+def test_features_killed(what: str, pool: str) -> None:
     """After the death of the child, its worker starts what waits; after that of the worker, a copy does."""
-    with holding(TTL) as row:
+    with holding(TTL, pool) as row:
         begin = now()
         if what == "child":
             for body in row.bodies:
@@ -26,7 +31,9 @@ def test_features_killed(what: str) -> None:
         else:
             row.env.kill(row.victim)
         bound = CHILD_BOUND + 1.5 if what == "child" else TTL + COPY
-        row.env.measured(f"33 holder's {what} killed: all that wait have started", bound, row.next_starts(begin))
+        row.env.measured(
+            f"33 holder's {what} killed, {pool}: all that wait have started", bound, row.next_starts(begin)
+        )
 
 
 def test_features_stopped_worker() -> None:
@@ -113,3 +120,42 @@ def test_features_shutdown(kind: str) -> None:
         bound = 2.0 if kind == "warm" else COPY + 6  # a child may be killed just before it publishes the next one
         row.env.measured(f"36 {kind} shutdown: all that wait have started", bound, row.next_starts(begin))
         assert row.victim.exit_code(30) is not None, "the worker does not end"
+
+
+def test_features_and_lost_replies() -> None:
+    """Replies that get lost and connections that turn half-open start nothing beside the holders, and lose no message."""
+    with holding(TTL, lost_replies=LOST) as row:
+        assert LOST == row.env.proxy.dropped
+        row.env.proxy.silence()
+        row.waits(TTL)
+        assert not row.env.ledger.events("lost")
+        row.env.proxy.drop_reply([*digests("wake"), *digests("wake_slots")], times=LOST)
+        begin = now()
+        row.go()
+        late = row.next_starts(begin)
+        row.env.measured("44 replies to wake lost: all that wait have started", FREED + COPY, late)
+        assert row.env.proxy.dropped > LOST
+
+
+@pytest.mark.parametrize("what", ["child killed", "body ended"])
+def test_features_end_in_an_outage(what: str) -> None:
+    """What waits starts after the return of a store that was away when the holders were killed, or ended."""
+    with holding(TTL) as row:
+        with row.env.schedule.during("pause" if what == "body ended" else "outage") as fault:
+            row.env.store.pause()
+            if what == "body ended":
+                row.go()
+            for body in row.bodies:
+                row.env.end(body) if what == "body ended" else row.env.kill_child(body["pid"])
+            row.env.last(TTL / 2, fault.at)
+            row.env.store.resume()
+        late = row.next_starts(fault.until)
+        row.env.measured(f"45 {what} in an outage: all that wait have started after it", CHILD_BOUND + COPY, late)
+
+
+def test_features_exit() -> None:
+    """After SystemExit in the holders' bodies, what waits starts."""
+    with holding(TTL, act="hold-exit") as row:
+        begin = now()
+        row.go()
+        row.env.measured("46 SystemExit: all that wait have started", COPY + 1, row.next_starts(begin))

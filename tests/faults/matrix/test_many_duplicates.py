@@ -1,10 +1,10 @@
-"""Faults 28 and 29: 200 duplicates of one signature at once."""
+"""Faults 28, 29 and 48: many duplicates of one signature at once."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.faults.harness import WorkerEnvironment, side_by_side, since
+from tests.faults.harness import WorkerEnvironment, now, side_by_side, since
 from tests.servers import until
 
 COPIES = 200
@@ -35,6 +35,10 @@ def test_storm(name: str) -> None:
 def _consume(env: WorkerEnvironment) -> None:
     """Let all workers consume the full queue at once, so that they compete for the lock."""
     assert not env.ledger.events("start")
+    _add_queue(env)
+
+
+def _add_queue(env: WorkerEnvironment) -> None:
     nodes = [worker.node for worker in env.workers]
     replies = env.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=10)
     assert sorted(nodes) == sorted(node for reply in replies for node in reply)
@@ -62,3 +66,40 @@ def test_storm_of_retries() -> None:
         deliveries = len(env.ledger.events("duplicate")) + len(results)
         unanswered = len(env.ledger.events("store error"))  # on a busy machine: the delivery is then retried
         assert deliveries <= len(acquires) <= deliveries + unanswered
+
+
+#: Duplicates of each policy that uses the line, or follows.
+FEWER = 40
+
+
+def test_storm_in_line() -> None:
+    """Of 40 duplicates at once under each policy: all run under wait, one under run_once_more and replace, none under join."""
+    names = ("wait", "once-more", "latest", "replace", "join")
+    with WorkerEnvironment(ttl=20) as env:
+        workers = [env.start(pool, 6) for pool in ("prefork", "threads", "threads")]
+        side_by_side(*[lambda worker=worker: worker.ready(env.app) for worker in workers])
+        for name in names:
+            env.send(name, name, ["hold"], expect="run")
+        first = {name: env.body(name) for name in names}
+        results = {
+            name: [env.send(name, name, ["sleep", 0.02], expect="any", queue=QUEUE) for _ in range(FEWER)]
+            for name in names
+        }
+        _add_queue(env)
+        until(lambda: len(_met(env)) == FEWER * len(names), "all have met the holder", 60, 0.1)
+        begin = now()
+        for name in names:
+            env.go(name)
+        ends = {name: sorted(str(result.get(timeout=60)) for result in some) for name, some in results.items()}
+        env.measured(f"48 storm of {FEWER} in line: all have ended after the holder", 60, now() - begin)
+        once = ["None"] * (FEWER - 1) + ["slept"]
+        ran = {"wait": ["slept"] * FEWER, "join": ["held"] * FEWER}
+        assert {name: ran.get(name, once) for name in names} == ends
+        assert {name: 1 + ends[name].count("slept") for name in names} == {
+            name: len(env.ledger.events("start", tag=name)) for name in first
+        }
+        env.finish()
+
+
+def _met(env: WorkerEnvironment) -> set[str]:
+    return {event["task_id"] for event in env.ledger.events("duplicate")}

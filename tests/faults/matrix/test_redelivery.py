@@ -123,6 +123,31 @@ def test_no_duplicate_of_itself() -> None:
         assert not env.ledger.events("duplicate")
 
 
+def test_no_duplicate_of_itself_before_others() -> None:
+    """Under each other policy, too, a redelivery of the holder's message is dropped after a success, and what waits runs."""
+    names = [f"late-{name}" for name in ("wait", "once-more", "latest", "replace", "join")]
+    with _bench("redis", visibility=6) as env:
+        env.worker(concurrency=2 * len(names))
+        env.worker("threads", 8, options=("-Q", "two"))
+        bodies = {}
+        for name in names:
+            env.send(name, name, ["hold"], expect="one attempt")
+            bodies[name] = env.body(name)
+        _deliver_twice(env, "redis", *bodies.values())
+        waiting = {name: env.send(name, name, expect="any", queue="two") for name in names}
+        for result in waiting.values():
+            env.wait("duplicate", task_id=result.id)
+        for name in names:
+            env.go(name)
+        ends = {name: result.get(timeout=30) for name, result in waiting.items()}
+        assert {name: "held" if name == "late-join" else "slept" for name in names} == ends
+        _all_copies_end(env, "redis", 2 * len(names) - 1)  # what joins does not run
+        for name, body in bodies.items():
+            ids = [event["task_id"] for event in env.ledger.events("start", tag=name)]
+            assert 1 == ids.count(body["task_id"])
+        env.finish()
+
+
 def _all_copies_end(env: WorkerEnvironment, kind: str, bodies: int) -> None:
     """Wait until no worker has a redelivery left, and check how many bodies have begun."""
 
