@@ -47,8 +47,8 @@ def _tell(app: Any, key: str, done: list[Release]) -> None:
     if not done:
         click.echo("no locks")
     if key and done[0].outcome == "free":
-        for lock in locks.find(app, key):
-            click.echo(f"but {lock.key} is held by {lock.holder}")
+        for lock in [one for one in locks.find(app, key) if not one.holder.task_id]:
+            click.echo(f"but held by {lock.holder}, which `unhold` ends: {lock.key}")
 
 
 @singleton.command()

@@ -42,7 +42,8 @@ def duration_text(seconds: float) -> str:
     for unit, lower in (("d", "h"), ("h", "m"), ("m", "s")):
         if left >= _UNITS[unit]:
             count, rest = divmod(left, _UNITS[unit])
-            return f"{count}{unit}{rest // _UNITS[lower]}{lower}"
+            more = rest // _UNITS[lower]
+            return f"{count}{unit}" + (f"{more}{lower}" if more else "")
     return f"{left}s"
 
 

@@ -12,16 +12,20 @@ import click
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Group(click.Group):
     def invoke(self, context: click.Context) -> Any:
-        """Run a command; tell in one line if the store cannot be asked."""
+        """Run a command; tell in one line if the store cannot be asked, or if there is none."""
         try:
             return super().invoke(context)
+        except ConfigurationError as error:
+            if context.find_root().params.get("app"):
+                raise
+            raise ConfigurationError(f"{error}; no app was given: celery -A APP singleton …") from error
         except StoreError as error:
             raise click.ClickException(f"the store of locks: {error}") from error
 

@@ -30,37 +30,32 @@ LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "DUPLICATES", "WAITING", "NODE", "TA
 
 def print_json(value: Any) -> None:
     """Print a value as one line of JSON."""
-    click.echo(json.dumps(value))
+    click.echo(json.dumps(value), color=True)  # nothing is to be removed, which needs time
 
 
 def print_table(head: Sequence[str], rows: Rows) -> None:
     """Print a table."""
-    click.echo(table_text(head, rows))
+    click.echo(table_text(head, rows), color=True)
 
 
 def lock_row(lock: Any) -> Sequence[str]:
     """Return the cells of a lock under `LOCK_HEAD`."""
     holder = lock.holder
-    times = duration_text(holder.age), duration_text(holder.remaining)
-    return (
-        lock.task,
-        holder.state,
-        *times,
-        f"{lock.duplicates}",
-        f"{lock.waiting}",
-        holder.node,
-        holder.task_id,
-        lock.key,
-    )
+    age = duration_text(holder.age) if lock.since else ""  # it is not known of an operator's hold
+    counts = f"{lock.duplicates}", f"{lock.waiting}"
+    ttl = duration_text(holder.remaining)
+    return lock.task, holder.state, age, ttl, *counts, holder.node, holder.task_id, lock.key
 
 
 def table_text(head: Sequence[str], rows: Rows) -> str:
     """Return a table as text; in colours on a terminal, if rich is installed."""
-    rows = [[printable(cell) or "-" for cell in row] for row in rows]
+    rows = [
+        row if "".join(row).isprintable() and all(row) else [printable(cell) or "-" for cell in row] for row in rows
+    ]
     if len(rows) <= MOST_COLOURED and sys.stdout.isatty() and find_spec("rich"):
         return _coloured(head, rows)
-    widths = table_widths(head, rows)
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in (head, *rows))
+    line = "  ".join(f"{{:<{width}}}" for width in table_widths(head, rows)[:-1]) + "  {}"
+    return "\n".join(line.format(*row) for row in (head, *rows))
 
 
 def table_widths(head: Sequence[str], rows: Rows) -> list[int]:
@@ -77,7 +72,9 @@ def _coloured(head: Sequence[str], rows: Rows) -> str:
     for row in rows:
         table.add_row(*(Text(cell, _STYLES.get(cell, ""), no_wrap=True, overflow="ignore") for cell in row))
     out = StringIO()
-    console = Console(file=out, force_terminal=True, width=sum(table_widths(head, rows)) + 2 * len(head))
+    width = sum(table_widths(head, rows)) + 2 * len(head)
+    # Without a height, rich takes a dumb terminal to have 80 columns.
+    console = Console(file=out, force_terminal=True, width=width, height=25)
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 

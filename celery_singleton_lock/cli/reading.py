@@ -56,7 +56,8 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
         print_json([lock.as_dict() for lock in found])
     for lock in () if as_json else found:
         name = "" if lock.key == key else f"{lock.key}: "
-        click.echo(f"{name}held by {lock.holder}; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}")
+        counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}" if lock.since else ""
+        click.echo(f"{name}held by {lock.holder}{counts}")
     if not (found or as_json):
         click.echo("free" if ":lock:" in key else f"no lock is held by a task {key}")
     raise click.exceptions.Exit(0 if found else 1)

@@ -29,9 +29,9 @@ _HOME, _CLEAR, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[2J", "\x1b[K", "\x1b[
 @click.pass_obj
 def watch(obj: Any, /, every: float, as_json: bool, **filters: Any) -> None:
     """Show the locks that exist, again and again, until Ctrl-C. On a terminal, as many as fit."""
+    live = not as_json and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with suppress(KeyboardInterrupt):
         warn_if_unknown(obj.app, filters["task"])
-        live = not as_json and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
         if live:
             click.echo(_CLEAR, nl=False)
         while True:
@@ -40,6 +40,8 @@ def watch(obj: Any, /, every: float, as_json: bool, **filters: Any) -> None:
             except StoreError as error:  # it may come back
                 click.echo(f"{time_text(time.time())}  the store of locks: {error}", err=True)
             time.sleep(every)
+    if live:
+        click.echo()  # after the terminal's ^C
 
 
 def _print(found: list[Any], as_json: bool, live: bool) -> None:

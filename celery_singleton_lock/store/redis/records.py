@@ -45,6 +45,7 @@ class RedisRecords:
         now, cursor = self._now(), ""
         seen: set[str] = set()
         yield from self._holds(base, now)
+        task, prefix = task_of(base), f"{base}:lock:"
         while cursor != "0":
             words = (cursor or "0", PAGE, base)
             cursor, *found = self._server.run(script_call("page", record_keys(base)[:1], words))
@@ -52,7 +53,8 @@ class RedisRecords:
                 expires, duplicates, waiting, entry = text.split(SEPARATOR, 3)
                 if entry not in seen:  # a scan may find an entry twice
                     seen.add(entry)
-                    yield _lock(base, entry, now, float(expires) / 1000, int(duplicates), int(waiting))
+                    holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
+                    yield Lock(task, prefix + digest, holder, int(duplicates), int(waiting), since)
 
     def _holds(self, base: str, now: float) -> Iterator[Lock]:
         for name, ends in pairs(self._server.command("HGETALL", holds_key(base))):
@@ -82,12 +84,12 @@ class RedisRecords:
         return int(seconds) + int(microseconds) / 1e6
 
 
-def _lock(base: str, entry: str, now: float, expires: float, duplicates: int, waiting: int) -> Lock:
-    """Return the lock that an entry of the registry tells of."""
+def _holder_of(entry: str, now: float, expires: float) -> tuple[Holder, str, float]:
+    """Return whom an entry of the registry tells of, the digest of the lock, and since when it is held."""
     state, fence, since, pid, node, digest, task_id = entry.split(SEPARATOR, 6)
     granted = int(since) / 1000
-    holder = Holder(task_id, node, int(pid), max(0.0, now - granted), max(0.0, expires - now), int(fence), state)
-    return Lock(task_of(base), f"{base}:lock:{digest}", holder, duplicates, waiting, granted)
+    age, remaining = max(0.0, now - granted), max(0.0, expires - now)
+    return Holder(task_id, node, int(pid), age, remaining, int(fence), state), digest, granted
 
 
 def run_of(base: str, text: str) -> Run:
