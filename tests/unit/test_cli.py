@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
-from celery_singleton_lock.cli import output
+from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.cli.check import CRITICAL, OK, WARNING, Bounds, judge
 from celery_singleton_lock.cli.duration import DURATION, Duration, duration_text
 from celery_singleton_lock.store.records import Statistics
+from tests.unit.test_readme import DOCUMENTS, ROOT
 
 NOW = 1_700_000_000.0
 KEY = f"singleton:{{shop.tasks.{'sync' * 20}}}:lock:{'0' * 32}"
@@ -139,3 +143,24 @@ def test_cells(terminal: str) -> None:
     text = output.table_text(("ERROR", "NODE"), [("a\x1b[2J\nb [red]c[/red]", "")])
     assert "a\\x1b[2J\\nb [red]c[/red]" in text
     assert "-" == text.splitlines()[1].split()[-1].removesuffix("\x1b[0m")
+
+
+# -- documents ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_documents(document: Path) -> None:
+    """Each command in the documents has the options and arguments that it is shown with."""
+    text = document.read_text(encoding="utf-8")
+    for line in re.findall(r"celery -A \w+ singleton ([^`\n]+)", text):
+        name, *words = shlex.split(line)
+        command = singleton.commands[name]
+        command.make_context(name, words)
+
+
+def test_runbook_names_all_commands() -> None:
+    """The table of commands in the runbook has a row for each."""
+    table = (
+        (ROOT / "docs" / "RUNBOOK.md").read_text(encoding="utf-8").partition("## The commands")[2].partition("\n## ")[0]
+    )
+    assert set(singleton.commands) == set(re.findall(r"^\| `(\w+)", table, re.MULTILINE))
