@@ -132,12 +132,15 @@ def _check_store(context: ProcessContext) -> None:
 
 def _add_tasks(context: ProcessContext, names: list[str]) -> float:
     """Try once; return when to try again, or infinity."""
+    store = context.store.clone()  # greenlets cannot use connections of this thread
     try:
-        context.store.records().add_tasks(f"{context.settings.prefix}:tasks", names)
+        store.records().add_tasks(f"{context.settings.prefix}:tasks", names)
     except StoreUnavailable:
         return now() + _RETRY_INTERVAL
     except StoreError as error:
         logger.warning("The store of locks does not list the tasks of this worker: %s", error)
+    finally:
+        store.close()
     return math.inf
 
 

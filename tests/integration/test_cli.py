@@ -84,7 +84,8 @@ def quick(env: WorkerEnvironment) -> Quick:
     """Run a command of `celery singleton` in this process, as Celery does, without the start of an interpreter."""
 
     def run(*words: str, store: str = "", **variables: str) -> Result:
-        app = Celery("quick", broker="memory://", changes={"singleton_lock_url": store}) if store else env.app
+        changes = {"singleton_lock_url": store}
+        app = Celery("quick", broker="memory://", set_as_current=False, changes=changes) if store else env.app
         more: dict[str, Any] = {"env": variables, "auto_envvar_prefix": "CELERY_SINGLETON"}
         return CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app), **more)
 
