@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -30,7 +30,7 @@ class Holder:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return asdict(self)
+        return {**vars(self)}
 
     def __str__(self) -> str:
         if self.state == "held" and not self.task_id:

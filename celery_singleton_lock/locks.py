@@ -12,60 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import logger
+from celery_singleton_lock.revoking import Release, answers_of, revoke
 from celery_singleton_lock.signature.canonical import escaped
-from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics
-
-#: What the node of a holder said about it.
-RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
-
-
-@dataclass(frozen=True)
-class Release:
-    """What became of a request to release a lock.
-
-    Arguments:
-        outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held
-            it; `"changed"`, if the holder's lease ended meanwhile, or another task holds it.
-        key: of the lock.
-        holder: who held it.
-        answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
-            It is not asked if no body runs, and the text is empty then.
-    """
-
-    outcome: str
-    key: str
-    holder: Holder | None = None
-    answer: str = ""
-
-    @property
-    def released(self) -> bool:
-        """Whether the lock was revoked from its holder."""
-        return self.outcome == "released"
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields, for JSON."""
-        return {**vars(self), "holder": self.holder and self.holder.as_dict()}
-
-    def __str__(self) -> str:
-        if self.holder is None:
-            return "free: nobody held it"
-        if self.outcome == "changed":
-            return "changed: the task that was asked about does not hold it any more"
-        said = {
-            RUNNING: f"{self.holder.node} runs this task",
-            UNKNOWN: f"{self.holder.node} does not run this task",
-            SILENT: f"{self.holder.node} did not answer",
-            "": f"no body ran ({self.holder.state})",
-        }[self.answer]
-        return f"{self.outcome}: {said}; held by {self.holder}"
-
+from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
 
 # -- what exists -------------------------------------------------------------------------------
 
@@ -81,7 +35,8 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
     records = _records(app)
     for name in [task] if task else tasks(app):
         for lock in records.locks(_base(app, name)):
-            if node in ("", lock.holder.node) and lock.holder.age >= min_age:
+            holder = lock.holder  # what has expired is listed until it is swept
+            if holder.remaining > 0 and holder.age >= min_age and node in ("", holder.node):
                 yield lock
 
 
@@ -97,7 +52,24 @@ def show(app: Any, key: str) -> Holder | None:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
     """
     _base_of(app, key)
+    _records(app)
     return context_of(app).store.holder(key)
+
+
+def find(app: Any, key: str) -> Sequence[Lock]:
+    """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' holds.
+
+    Raises:
+        ConfigurationError: this is no key of the app's locks, or the app has no store.
+    """
+    base, holder = _base_of(app, key), show(app, key)
+    same = (key, f"{base}:lock:{WHOLE_TASK}")
+    listed = [lock for lock in _records(app).locks(base) if lock.key in same or lock.key.startswith(f"{key}:")]
+    others = [lock for lock in listed if lock.key != key or not lock.holder.task_id]
+    if holder is None:
+        return others
+    exact = [lock for lock in listed if lock.key == key and lock.holder.fence == holder.fence]
+    return [*(exact or [Lock(task_of(base), key, holder)]), *others]
 
 
 def find_task_id(app: Any, task_id: str) -> Lock | None:
@@ -170,19 +142,30 @@ def release(
     Raises:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
     """
-    base, store = _base_of(app, key), context_of(app).store
-    found = store.holder(key)
+    base, found = _base_of(app, key), show(app, key)
     if found is None:
         return Release("free", key)
     if task_id not in ("", found.task_id):
         return Release("changed", key, found)
-    answer = _answer_of_node(app, found, timeout) if found.state == "running" else ""
-    if answer in (RUNNING, SILENT) and not force:
-        return Release("refused", key, found, answer)
-    if dry_run:
-        return Release("would be released", key, found, answer)
-    revoked = store.revoke(base, key, task_id=found.task_id)  # not from another task, which may have started meanwhile
-    return Release("released" if revoked else "changed", key, found, answer)
+    (answer,) = answers_of(app, [found], timeout)
+    return revoke(context_of(app).store, base, Release("", key, found, answer), force, dry_run)
+
+
+def release_all(
+    app: Any, task: str = "", node: str = "", force: bool = False, dry_run: bool = False, timeout: float = 1.0
+) -> Iterator[Release]:
+    """Do as `release` with each lock of a task or group, or of a worker node; each node is asked once.
+
+    Raises:
+        ConfigurationError: neither task nor node is given, or the app has no store.
+    """
+    if not (task or node):
+        raise ConfigurationError("name a task or a worker node")
+    # All are found before their nodes are asked: a node does not know a task that starts after its answer.
+    found = [lock for lock in list(app, task, node) if lock.holder.task_id]
+    for lock, answer in zip(found, answers_of(app, [lock.holder for lock in found], timeout), strict=True):
+        asked = Release("", lock.key, lock.holder, answer)
+        yield revoke(context_of(app).store, _base_of(app, lock.key), asked, force, dry_run)
 
 
 def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
@@ -237,21 +220,3 @@ def _base_of(app: Any, key: str) -> str:
     if not (digest and base.startswith(f"{prefix}:{{") and base.endswith("}")):
         raise ConfigurationError(f"{key!r} is no key of a lock of this app: such a key begins with '{prefix}:{{'")
     return base
-
-
-def _answer_of_node(app: Any, found: Holder, timeout: float) -> str:
-    """Ask the holder's node, which must answer in time, whether it runs the holder."""
-    replies: Any = ()
-    try:
-        with app.connection_for_write() as connection:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            replies = app.control.broadcast(
-                "singleton_locks", destination=[found.node], reply=True, timeout=timeout, connection=connection
-            )
-    except Exception as error:  # the broker
-        logger.warning("%s could not be asked: %s", found.node, error)
-    for reply in replies or ():
-        known = reply.get(found.node)
-        if known is not None and not isinstance(known, Mapping):  # an error, of a worker without this command
-            return RUNNING if any(one["task_id"] == found.task_id for one in known) else UNKNOWN
-    return SILENT

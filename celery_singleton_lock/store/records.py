@@ -73,7 +73,7 @@ class Lock:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return asdict(self)
+        return {**vars(self), "holder": self.holder.as_dict()}
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,11 @@ class Statistics:
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+
+def task_of(base: str) -> str:
+    """Return the task name or lock group in what all its keys begin with."""
+    return base.partition("{")[2].removesuffix("}")
 
 
 class RecordStore(Protocol):

@@ -1,38 +1,49 @@
-"""`celery singleton` and `celery inspect singleton_locks`, with real workers: who holds a lock, and how to release it.
+"""`celery singleton` and `celery inspect singleton_locks`, with real workers: what locks do, and how to release and hold them.
 
-The command's app knows neither tasks nor modules of tasks.
+The command's app knows no task, and importing its modules of tasks would fail.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import secrets
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
 
-from celery_singleton_lock import Holder, locks
+from celery_singleton_lock import locks, revoking
+from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import WorkerEnvironment
-from tests.integration.nodes import WorkerSpec
-from tests.servers import free_port, until
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.integration.tasks import Boom
+from tests.servers import RedisServer, free_port, until
 
 APP = """
 from celery import Celery
 from celery.bin.base import CeleryOption
 
-app = Celery("bare", broker={broker!r}, changes={{"singleton_lock_url": {store!r}}})
+app = Celery("bare", broker={broker!r}, changes={{"singleton_lock_url": {store!r}}}, include=["no_such_module"])
 app.user_options["preload"].add(CeleryOption(["--colour"]))
 """
 one_pool = pytest.mark.parametrize("pool", ["threads"], indirect=True)
+prefork = pytest.mark.parametrize("pool", ["prefork"], indirect=True)
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Quick = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -45,32 +56,134 @@ def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def command(directory: Path, *words: str, broker: str, store: str, **variables: str) -> Any:
-    """Run `celery -A bare` with an app that knows these servers."""
+def command(directory: Path, *words: str, **more: str) -> Any:
+    """Run `celery -A bare` with an app that knows these servers, and with more variables of the environment."""
+    line, env = line_of(directory, *words, **more)
+    return subprocess.run(line, cwd=directory, env=env, capture_output=True, text=True, timeout=30)
+
+
+def line_of(
+    directory: Path, *words: str, broker: str, store: str, **variables: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return a command line and its environment."""
     (directory / "bare.py").write_text(APP.format(broker=broker, store=store))
     paths = [str(directory), *filter(None, sys.path)]
     # Bytecode of an app that was written in the same second, for other servers, would be taken for this one's.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", **variables}
-    line = [sys.executable, "-m", "celery", "-A", "bare", *words]
-    return subprocess.run(line, cwd=directory, env=env, capture_output=True, text=True, timeout=30)
+    return [sys.executable, "-m", "celery", "-A", "bare", *words], env
 
 
 @pytest.fixture
 def celery(env: WorkerEnvironment, tmp_path: Path) -> Run:
     """Run a command of `celery` for the servers of the environment."""
+    return lambda *words, **more: command(tmp_path, *words, **{**servers_of(env), **more})
+
+
+@pytest.fixture
+def quick(env: WorkerEnvironment) -> Quick:
+    """Run a command of `celery singleton` in this process, as Celery does, without the start of an interpreter."""
+
+    def run(*words: str, store: str = "", **variables: str) -> Result:
+        changes = {"singleton_lock_url": store}
+        app = Celery("quick", broker="memory://", set_as_current=False, changes=changes) if store else env.app
+        more: dict[str, Any] = {"env": variables, "auto_envvar_prefix": "CELERY_SINGLETON"}
+        return CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app), **more)
+
+    return run
+
+
+def servers_of(env: WorkerEnvironment) -> dict[str, str]:
     conf = env.app.conf
-    store = conf.get("singleton_lock_url") or conf.broker_url
-    return lambda *words, **more: command(tmp_path, *words, **{"broker": conf.broker_url, "store": store, **more})
+    return {"broker": conf.broker_url, "store": conf.get("singleton_lock_url") or conf.broker_url}
 
 
-def leave_lock(env: WorkerEnvironment, node: str, task_id: str = "vanished") -> str:
+def leave_lock(env: WorkerEnvironment, node: str, task_id: str = "vanished", name: str = "skip", tag: str = "") -> str:
     """Acquire a job's lock as a body of this node would that nobody knows any more; return its key."""
-    key = env.key()
+    key = env.key(name, tag or None)
     base, _, digest = key.rpartition(":lock:")
-    url = env.app.conf.get("singleton_lock_url") or env.app.conf.broker_url
     wanted = LeaseRequest(base, digest, secrets.token_hex(16), 60.0, task_id, node, 4711)
-    assert AcquireStatus.GRANTED is RedisStore(connector(url, {})).acquire(wanted).status
+    store = RedisStore(connector(servers_of(env)["store"], {}), history=100)
+    assert AcquireStatus.GRANTED is store.acquire(wanted).status
     return key
+
+
+def row(done: subprocess.CompletedProcess[str], key: str) -> dict[str, str]:
+    """Return the cells of the row of this lock, by their heads."""
+    head, *rows = done.stdout.splitlines()
+    (found,) = [one for one in rows if key in one.split()]
+    return dict(zip(head.split(), found.split(), strict=True))
+
+
+# -- list --------------------------------------------------------------------------------------
+
+
+@prefork
+def test_list(env: WorkerEnvironment, celery: Run) -> None:
+    """Each lock has a whole line, however narrow the terminal is, with its holder, its duplicates, and messages in line."""
+    key, started = env.key("wait_long"), time.monotonic()
+    result = env.hold("wait_long")
+    env.job("wait_long").delay(env.tag)
+    until(lambda: 1 == locks.find(env.app, key)[0].waiting, "one waits")
+    found = row(done := celery("singleton", "list", COLUMNS="40"), key)
+    assert ("job.wait_long", "running", result.id, key) == (
+        found["TASK"],
+        found["STATE"],
+        found["TASK-ID"],
+        found["KEY"],
+    )
+    assert ("1", "1", env.worker.hostname()) == (found["DUPLICATES"], found["WAITING"], found["NODE"])
+    assert (0, "") == (done.returncode, done.stderr)
+    (lock,) = [one for one in json.loads(celery("singleton", "list", "--json").stdout) if one["key"] == key]
+    assert (result.id, env.starts()[0]["pid"], 1) == (lock["holder"]["task_id"], lock["holder"]["pid"], lock["waiting"])
+    assert 0 < lock["holder"]["age"] < time.monotonic() - started
+    assert 0 < lock["holder"]["remaining"] <= 60
+
+
+@one_pool
+def test_filters_and_order(env: WorkerEnvironment, quick: Quick) -> None:
+    """Locks are chosen by task, node and age, and sorted by a column."""
+    tags = [env.other_tag(letter) for letter in "ab"]
+    keys = [leave_lock(env, f"{env.tag}@{tag[-1]}", name="skip_value", tag=tag) for tag in tags]
+
+    def listed(*words: str) -> list[str]:
+        return [one["key"] for one in json.loads(quick("list", "--json", *words).output) if one["key"] in keys]
+
+    assert keys == listed() == listed("--task", "job.skip_value") == listed("--sort", "node")
+    assert keys[::-1] == listed("--sort", "ttl"), "the newest expires last"
+    assert keys[1:] == listed("--node", f"{env.tag}@b")
+    assert [] == listed("--task", "job.skip") == listed("--min-age", "1h")
+    assert "no locks\n" == quick("list", "--node", "nobody").output
+
+
+@one_pool
+def test_unknown_task(quick: Quick) -> None:
+    """A name that no worker has registered is probably misspelt: a warning says so."""
+    for words in (["list", "--task", "job.skp"], ["stats", "--task", "job.skp"], ["history", "job.skp"]):
+        done = quick(*words)
+        assert 0 == done.exit_code
+        assert "Warning: no worker has registered a task or lock group 'job.skp'\n" in done.output
+
+
+@prefork
+def test_killed_worker(
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], celery: Run, tmp_path: Path
+) -> None:
+    """The locks of a dead worker are listed, told to expire, released with --force, and are in the history."""
+    node = fresh_worker(WorkerSpec("prefork", 1))
+    result = env.hold("long", queue=node.worker_queue)
+    node.kill()
+    assert env.key("long") == row(celery("singleton", "list", "--node", node.hostname()), env.key("long"))["KEY"]
+    refused = celery("singleton", "release", "--node", node.hostname())
+    assert refused.stdout.startswith(
+        f"{env.key('long')}: refused: {node.hostname()} did not answer; held by task {result.id} "
+    )
+    assert (1, True) == (refused.returncode, ", expires in " in refused.stdout)
+    done = celery("singleton", "release", "--node", node.hostname(), "--force", "--json")
+    assert [(0, "released", env.key("long"))] == [
+        (done.returncode, one["outcome"], one["key"]) for one in json.loads(done.stdout)
+    ]
+    found = row(celery("singleton", "history", env.key("long")), env.key("long"))
+    assert ("revoked", result.id, node.hostname()) == (found["OUTCOME"], found["TASK-ID"], found["NODE"])
 
 
 # -- show --------------------------------------------------------------------------------------
@@ -82,12 +195,51 @@ def test_show(env: WorkerEnvironment, celery: Run) -> None:
     text = celery("singleton", "show", env.key())
     assert text.stdout.startswith(f"held by task {result.id} on {env.worker.hostname()} (pid ")
     as_json = celery("singleton", "show", "--json", env.key())
-    assert Holder(**json.loads(as_json.stdout)).task_id == result.id
+    assert [(env.key(), result.id)] == [(one["key"], one["holder"]["task_id"]) for one in json.loads(as_json.stdout)]
+    by_id = celery("singleton", "show", result.id)
+    assert by_id.stdout.startswith(f"{env.key()}: held by task {result.id} on ")
     assert (0, 0) == (text.returncode, as_json.returncode)
     env.let_go()
     env.get(result)
     assert (1, "free\n") == ((free := celery("singleton", "show", env.key())).returncode, free.stdout)
-    assert "null\n" == celery("singleton", "show", "--json", env.key()).stdout
+    assert "[]\n" == celery("singleton", "show", "--json", env.key()).stdout
+    assert f"no lock is held by a task {result.id}\n" == celery("singleton", "show", result.id).stdout
+
+
+@one_pool
+def test_show_several_holders(env: WorkerEnvironment, celery: Run) -> None:
+    """With a `lock_limit`, all holders of the signature are shown, by the key that `lock_key_for()` makes."""
+    key = env.key("limit_skip")
+    first, second = env.hold("limit_skip", acts="hold"), env.hold("limit_skip", acts="hold")
+    shown = celery("singleton", "show", key).stdout.splitlines()
+    assert [f"held by task {first.id} on", f"{key}:1: held by task {second.id} on"] == [
+        line.partition(" on")[0] + " on" for line in shown
+    ]
+
+
+# -- stats and history -------------------------------------------------------------------------
+
+
+@prefork
+def test_stats_and_history(env: WorkerEnvironment, celery: Run) -> None:
+    """Counters and runs tell what became of tasks, errors without control characters included."""
+    before = locks.stats(env.app, "job.skip_value")[0]
+    env.get(env.job("skip_value").delay(env.tag))
+    failed = env.job("skip_value").delay(env.tag, "raise")
+    assert isinstance(env.error(failed), Boom)
+    (now,) = json.loads(celery("singleton", "stats", "--task", "job.skip_value", "--json").stdout)
+    grown = {name: count - before.counters.get(name, 0) for name, count in now["counters"].items()}
+    assert (2, 1, 1) == (grown["acquired"], grown["released:success"], grown["released:failure"])
+    text = celery("singleton", "stats", "--task", "job.skip_value").stdout
+    assert ["acquired", str(now["counters"]["acquired"])] in [line.split() for line in text.splitlines()]
+    (line,) = [line for line in celery("singleton", "stats").stdout.splitlines() if line.startswith("job.skip_value ")]
+    assert str(now["counters"]["acquired"]) == line.split()[2]
+
+    newest, earlier = json.loads(celery("singleton", "history", "job.skip_value", "--json").stdout)[:2]
+    assert ("failure", failed.id, "success") == (newest["outcome"], newest["task_id"], earlier["outcome"])
+    lines = celery("singleton", "history", env.key("skip_value")).stdout.splitlines()
+    assert 3 == len(lines)
+    assert "Boom" in lines[1]
 
 
 # -- release -----------------------------------------------------------------------------------
@@ -169,18 +321,214 @@ def test_another_task_that_started_meanwhile(env: WorkerEnvironment, monkeypatch
     """If the lock got another holder while the node was asked, that one keeps it."""
     key = leave_lock(env, env.worker.hostname())
 
-    def answer(*_: Any) -> str:
+    def answer(*_: Any) -> Any:
         assert env.job("skip").force_unlock(env.tag).task_id == "vanished"  # type: ignore[attr-defined]
         leave_lock(env, env.worker.hostname(), "newcomer")
-        return locks.UNKNOWN
+        return {env.worker.hostname(): set()}
 
-    monkeypatch.setattr(locks, "_answer_of_node", answer)
+    monkeypatch.setattr(revoking, "_tasks_of_nodes", answer)
     done = locks.release(env.app, key)
     assert ("changed", False, "vanished") == (done.outcome, done.released, done.holder and done.holder.task_id)
     assert (found := locks.show(env.app, key)) is not None
     assert "newcomer" == found.task_id
     monkeypatch.undo()
     assert locks.release(env.app, key).released
+
+
+@prefork
+def test_release_all_of_a_task(env: WorkerEnvironment, celery: Run) -> None:
+    """Of several locks of a task, those are released whose workers do not run it. One line for each tells the answer."""
+    running = env.hold("raise_object")
+    tags = [env.other_tag(letter) for letter in "ab"]
+    lost = [leave_lock(env, env.worker.hostname(), f"lost-{tag}", "raise_object", tag) for tag in tags]
+    silent = leave_lock(env, "gone@local", "silent", "raise_object", env.other_tag("c"))
+    words = ["singleton", "release", "--task", "job.raise_object"]
+    would = celery(*words, "--dry-run")
+    assert (1, 4) == (would.returncode, len(would.stdout.splitlines()))
+    done = celery(*words)
+    told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert (1, {env.key("raise_object"), *lost, silent}) == (done.returncode, set(told))
+    assert all(told[key].startswith(f"released: {env.worker.hostname()} does not run this task") for key in lost)
+    assert told[silent].startswith("refused: gone@local did not answer; ")
+    assert told[env.key("raise_object")].startswith(
+        f"refused: {env.worker.hostname()} runs this task; held by task {running.id}"
+    )
+    assert {env.key("raise_object"), silent} == {lock.key for lock in locks.list(env.app, "job.raise_object")}
+    assert 0 == celery(*words, "--node", "gone@local", "--force").returncode
+    assert (0, "no locks\n") == ((none := celery(*words, "--node", "gone@local")).returncode, none.stdout)
+
+
+# -- hold --------------------------------------------------------------------------------------
+
+
+@prefork
+def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
+    """While a task is held, bodies that run go on and no other one starts; the commands tell of the hold."""
+    first, other = env.hold("callable"), env.other_tag("other")
+    done = celery("singleton", "hold", "--task", "job.callable", "--for", "2h")
+    try:
+        assert done.stdout.startswith("job.callable is held for 2h, until ")
+        assert done.stdout.endswith("; bodies that still run: 1\n")
+        assert None is env.get(env.job("callable").delay(other)), "skipped, as the holder has no task id"
+        key = env.key("callable", other)
+        shown, listed = celery("singleton", "show", key), celery("singleton", "list", "--task", "job.callable")
+        assert "held by an operator's hold (expires in " in shown.stdout
+        assert ("held", "-", "1h59m") == (
+            (found := row(listed, key.rpartition(":")[0] + ":*"))["STATE"],
+            found["AGE"],
+            found["TTL"],
+        )
+        free = celery("singleton", "release", key)
+        assert (1, True) == (
+            free.returncode,
+            free.stdout.startswith("free: nobody held it\nbut held by an operator's hold "),
+        )
+    finally:
+        ended = celery("singleton", "unhold", "--task", "job.callable")
+    assert (0, "job.callable is not held any more\n") == (ended.returncode, ended.stdout)
+    assert "done" == env.get(env.job("callable").delay(other))
+    env.let_go()
+    assert "held" == env.get(first)
+    none = celery("singleton", "unhold", "--task", "job.callable", "--json")
+    assert (1, False) == (none.returncode, json.loads(none.stdout)["ended"])
+
+
+@one_pool
+def test_hold_key(env: WorkerEnvironment, quick: Quick) -> None:
+    """A hold of one key leaves the other signatures of the task alone, and ends by itself."""
+    held = quick("hold", env.key(), "--for", "1m", "--json")
+    assert {"key": env.key(), "task": "", "seconds": 60.0, "running": 0} == json.loads(held.output)
+    assert None is env.get(env.job("skip").delay(env.tag))
+    assert "done" == env.get(env.job("skip").delay(env.other_tag("other")))
+    assert 0 == quick("unhold", env.key()).exit_code
+    assert "done" == env.get(env.job("skip").delay(env.tag))
+    quick("hold", env.key(), "--for", "0.2s")
+    until(lambda: not locks.find(env.app, env.key()), "it ends")
+    assert "done" == env.get(env.job("skip").delay(env.tag))
+
+
+# -- watch -------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """A running `watch`, which writes to a pipe or to a terminal."""
+
+    def __init__(self, env: WorkerEnvironment, directory: Path, *words: str, term: str = "", **servers: str) -> None:
+        line, variables = line_of(
+            directory, "singleton", "watch", "--every", "0.2", *words, **{**servers_of(env), **servers}, TERM=term
+        )
+        self._end, write = pty.openpty() if term else os.pipe()
+        self.process = subprocess.Popen(line, cwd=directory, env=variables, stdout=write, stderr=subprocess.STDOUT)
+        os.close(write)
+        self.text = ""
+
+    def read_until(self, words: str, count: int = 1) -> str:
+        """Read until these words have come so often."""
+        deadline = time.monotonic() + 30
+        while self.text.count(words) < count:
+            assert time.monotonic() < deadline, self.text
+            self.text += os.read(self._end, 65536).decode()
+        return self.text
+
+    def interrupt(self) -> int:
+        """Do as Ctrl-C, and return the exit status."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(15)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._end)
+
+
+@pytest.fixture
+def watcher(env: WorkerEnvironment, tmp_path: Path) -> Iterator[Callable[..., Watcher]]:
+    """Start watchers that end with the test."""
+    with ExitStack() as ends:
+
+        def start(*words: str, **more: str) -> Watcher:
+            found = Watcher(env, tmp_path, *words, **more)
+            ends.callback(found.close)
+            return found
+
+        yield start
+
+
+@one_pool
+@pytest.mark.parametrize("term", ["", "dumb", "xterm"])
+def test_watch(env: WorkerEnvironment, watcher: Callable[..., Watcher], term: str) -> None:
+    """The table comes again and again, with whole keys, until Ctrl-C. Only a capable terminal is cleared."""
+    node = f"gone@{env.tag}"
+    key = leave_lock(env, node)
+    watch = watcher("--task", "job.skip", "--node", node, "--min-age", "0", term=term)
+    text = watch.read_until(f"vanished  {key}", 3)
+    assert (term == "xterm") is ("\x1b[H" in text)
+    assert "locks: 1 running" in text
+    assert 0 == watch.interrupt()
+
+
+@one_pool
+def test_watch_survives_the_store(watcher: Callable[..., Watcher]) -> None:
+    """While the store is away, a line says so each time."""
+    watch = watcher(store=f"redis://127.0.0.1:{free_port()}/0")
+    assert "Traceback" not in watch.read_until("the store of locks: the store could not be reached", 2)
+    assert 0 == watch.interrupt()
+
+
+@one_pool
+def test_watch_json(env: WorkerEnvironment, watcher: Callable[..., Watcher]) -> None:
+    """Each look is one line of JSON."""
+    key = leave_lock(env, node := f"gone@{env.tag}")
+    watch = watcher("--json", "--node", node)
+    first, second, *_ = watch.read_until("\n", 2).splitlines()
+    assert key in [one["key"] for one in json.loads(first)]
+    assert json.loads(second)
+    assert 0 == watch.interrupt()
+
+
+# -- check -------------------------------------------------------------------------------------
+
+
+@one_pool
+def test_check(env: WorkerEnvironment, celery: Run, quick: Quick) -> None:
+    """The exit status and one line tell whether a bound is passed."""
+    env.get(env.job("skip_value").delay(env.tag))
+    env.hold("skip_value", acts="hold")
+    words = ["check", "--task", "job.skip_value"]
+    done = celery("singleton", *words, "--max-age", "1h", "--max-blocked", "9", "--no-success-for", "1h")
+    assert (0, "") == (done.returncode, done.stderr)
+    assert re.fullmatch(
+        r"SINGLETON OK - \d locks of 1 tasks \| locks=\d;;;0 oldest=\d+s;3600;7200;0 blocked=0;9;18;0 lost=\d+c;;;0 "
+        r"since_success=\d+s;3600;7200;0\n",
+        done.stdout,
+    )
+    assert "already" == env.get(env.job("skip_value").delay(env.tag))
+    late = quick(*words, "--max-blocked", "0")
+    assert late.output.startswith("SINGLETON CRITICAL - job.skip_value: a holder has met 1 duplicates | ")
+    assert 2 == late.exit_code
+    as_json = json.loads(quick(*words, "--max-age", "0", "--json").output)
+    assert ("CRITICAL", 1) == (as_json["status"], as_json["values"]["blocked"])
+
+
+@one_pool
+def test_check_without_answer(celery: Run, quick: Quick, own_store: RedisServer) -> None:
+    """If the store is away, missing, or knows no task, and after a wrong option, the status is UNKNOWN, in one line."""
+    away = f"redis://127.0.0.1:{free_port()}/0"
+    done = celery("-b", "memory://", "singleton", "check", store=None)
+    assert (3, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith("SINGLETON UNKNOWN - no store for locks"), done.stdout
+    for found, said in [
+        (quick("check", store=away), "the store could not be reached"),
+        (quick("check", store="memory://"), "memory:// keeps no records"),
+        (quick("check", store=own_store.url()), "no worker has registered a task"),
+        (quick("check", "--task", "job.skp"), "no worker has registered job.skp"),
+        (quick("check", "--max-age", "soon"), "Invalid value for '--max-age'"),
+    ]:
+        assert 3 == found.exit_code
+        assert found.output.startswith(f"SINGLETON UNKNOWN - {said}"), found.output
+        assert 1 == len(found.output.splitlines())
+    never = quick("check", "--task", "job.skp", "--no-success-for", "1h")
+    assert (2, True) == (never.exit_code, never.output.startswith("SINGLETON CRITICAL - job.skp: no success yet | "))
 
 
 # -- inspect -----------------------------------------------------------------------------------
@@ -212,13 +560,31 @@ def asked(env: WorkerEnvironment) -> Any:
 # -- errors ------------------------------------------------------------------------------------
 
 
+#: Each command, with what it needs.
+COMMANDS: dict[str, list[str]] = {
+    "list": [],
+    "stats": [],
+    "check": [],
+    "show": ["KEY"],
+    "release": ["KEY"],
+    "hold": ["KEY", "--for", "1s"],
+    "unhold": ["KEY"],
+    "history": ["KEY"],
+}
+
+
+def test_all_commands_are_tested() -> None:
+    """No command is missing in the tests of errors and of the environment."""
+    assert {*COMMANDS, "watch"} == set(singleton.commands)
+
+
 @one_pool
 @pytest.mark.parametrize("verb", ["show", "release"])
-def test_errors_are_one_line(env: WorkerEnvironment, celery: Run, tmp_path: Path, verb: str) -> None:
+def test_errors_are_one_line(env: WorkerEnvironment, celery: Run, verb: str) -> None:
     """A wrong key, a store that is away and an app without a store are told in one line each."""
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
     for done, said in [
-        (celery("singleton", verb, "celery"), "Error: 'celery' is no key of a lock of this app"),
+        (celery("singleton", verb, "celery:lock:1"), "Error: 'celery:lock:1' is no key of a lock of this app"),
         (celery("singleton", verb, env.key(), store=nowhere), "Error: the store of locks: "),
         (celery("-b", "memory://", "singleton", verb, env.key(), store=None), "Error: no store for locks: "),
     ]:
@@ -228,11 +594,69 @@ def test_errors_are_one_line(env: WorkerEnvironment, celery: Run, tmp_path: Path
 
 
 @one_pool
+@pytest.mark.parametrize("verb", [verb for verb in COMMANDS if verb != "check"])
+def test_store_that_cannot_be_asked(env: WorkerEnvironment, quick: Quick, verb: str) -> None:
+    """Each command tells in one line that the store is away, or keeps no records."""
+    words = [env.key() if word == "KEY" else word for word in COMMANDS[verb]]
+    for done, said in [
+        (quick(verb, *words, store=f"redis://127.0.0.1:{free_port()}/0"), "Error: the store of locks: "),
+        (quick(verb, *words, store="memory://"), "Error: memory:// keeps no records of locks"),
+    ]:
+        assert 1 == done.exit_code
+        assert done.output.startswith(said), done.output
+        assert 1 == len(done.output.splitlines()), done.output
+
+
+@one_pool
+def test_no_app(env: WorkerEnvironment, tmp_path: Path) -> None:
+    """Without -A, the error of the missing store says that the app is missing."""
+    line, variables = line_of(tmp_path, "singleton", "list", **servers_of(env))
+    line = [word for word in line if word not in ("-A", "bare")]
+    done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=30)
+    assert (1, 1) == (done.returncode, len(done.stderr.splitlines()))
+    assert done.stderr.startswith("Error: no store for locks: ")
+    assert "; no app was given: celery -A APP singleton" in done.stderr
+
+
+@one_pool
+def test_wrong_words(env: WorkerEnvironment, quick: Quick) -> None:
+    """Neither or both of a key and a name, and a wrong duration, are refused before anything is done."""
+    for words in (
+        ["release"],
+        ["release", env.key(), "--task", "job.skip"],
+        ["hold", "--for", "1h"],
+        ["hold", env.key(), "--task", "job.skip", "--for", "1h"],
+        ["hold", env.key()],
+        ["hold", env.key(), "--for", "0"],
+        ["unhold"],
+        ["list", "--min-age", "long"],
+        ["watch", "--every", "0"],
+    ):
+        assert 2 == quick(*words).exit_code, words
+    assert [] == locks.find(env.app, env.key())
+
+
+@one_pool
 def test_environment_is_no_option(env: WorkerEnvironment, celery: Run) -> None:
     """Variables that Kubernetes sets for a service of that name are no options; the app's own options do no harm."""
-    names = ("RELEASE_FORCE", "RELEASE_DRY_RUN", "RELEASE_AS_JSON", "RELEASE_JSON", "FORCE")
+    names = ("FORCE", *(f"RELEASE_{name}" for name in ("FORCE", "DRY_RUN", "AS_JSON", "JSON", "KEY", "NODE", "TASK")))
     variables = {f"CELERY_SINGLETON_{name}": "tcp://10.0.0.1:9808" for name in names}
     result = env.hold()
     done = celery("singleton", "--colour", "never", "release", env.key(), **variables)
     assert (1, "") == (done.returncode, done.stderr)
     assert done.stdout.startswith(f"refused: {env.worker.hostname()} runs this task; held by task {result.id} ")
+
+
+@one_pool
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_no_option_is_in_the_environment(env: WorkerEnvironment, quick: Quick, verb: str) -> None:
+    """No option and no argument of any command is read from the environment."""
+    names = [word.lstrip("-") for one in singleton.commands[verb].params for word in (*one.opts, one.name or "")]
+    variables = {f"CELERY_SINGLETON_{verb}_{name}".upper().replace("-", "_"): "tcp://10.0.0.1:9808" for name in names}
+    leave_lock(env, "gone@local")
+    words = [env.key() if word == "KEY" else word for word in COMMANDS[verb]]
+    done = quick(verb, *words, **variables)
+    locks.unhold(env.app, env.key())
+    assert (1 if verb in ("release", "unhold") else 0) == done.exit_code, done.output
+    if "KEY" in COMMANDS[verb]:
+        assert 2 == quick(verb, *words[1:], **variables).exit_code

@@ -13,6 +13,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 #: Imported only by a worker that uses this pool.
 POOLS = {"eventlet", "gevent", "greenlet"}
+#: Used only where it is installed.
+OPTIONAL = {"rich"}
 
 PROBE = """
 import importlib.util, socket, threading, signal, sys, _thread
@@ -109,4 +111,4 @@ def test_imports_are_required() -> None:
     )  # for those who have the other framework
     imported = set().union(*map(imported_by, files))
 
-    assert sorted(imported - sys.stdlib_module_names - POOLS - {"celery_singleton_lock"}) == sorted(required)
+    assert sorted(imported - sys.stdlib_module_names - POOLS - OPTIONAL - {"celery_singleton_lock"}) == sorted(required)

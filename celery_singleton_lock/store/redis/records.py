@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import holds_key, line_keys, record_keys, task_keys
-from celery_singleton_lock.store.records import SEPARATOR, Lock, Run
+from celery_singleton_lock.store.protocol import holds_key, record_keys, task_keys
+from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
 from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call, sweep_call
 
-#: How many locks one call reads: a call of the server for longer than some milliseconds would delay others.
-PAGE = 500
+#: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
+PAGE = "100"
 
 
 class _Server(Protocol):
@@ -43,23 +43,16 @@ class RedisRecords:
         now, cursor = self._now(), ""
         seen: set[str] = set()
         yield from self._holds(base, now)
+        task, prefix = task_of(base), f"{base}:lock:"
         while cursor != "0":
-            cursor, found = self._server.command("ZSCAN", record_keys(base)[0], cursor or "0", "COUNT", str(PAGE))
-            expiries = {entry: float(expires) / 1000 for entry, expires in pairs(found) if entry not in seen}
-            seen |= expiries.keys()  # a scan may find an entry twice
-            for start in range(0, len(expiries), PAGE):  # a small set comes as a whole, whatever COUNT says
-                yield from self._details(base, now, dict(list(expiries.items())[start : start + PAGE]))
-
-    def _details(self, base: str, now: float, expiries: Mapping[str, float]) -> Iterator[Lock]:
-        read = [entry.split(SEPARATOR, 6) for entry in expiries]
-        keys = [key for *_, digest, _ in read for key in (f"{base}:lock:{digest}", line_key(base, digest))]
-        counts = pairs(self._server.run(script_call("details", keys)))
-        for one, expires, (duplicates, waiting) in zip(read, expiries.values(), counts, strict=True):
-            state, fence, since, pid, node, digest, task_id = one
-            holder = Holder(
-                task_id, node, int(pid), max(0.0, now - int(since) / 1000), max(0.0, expires - now), int(fence), state
-            )
-            yield Lock(task_of(base), f"{base}:lock:{digest}", holder, duplicates, waiting, int(since) / 1000)
+            words = (cursor or "0", PAGE, base)
+            cursor, *found = self._server.run(script_call("page", record_keys(base)[:1], words))
+            for text in found:
+                expires, duplicates, waiting, entry = text.split(SEPARATOR, 3)
+                if entry not in seen:  # a scan may find an entry twice
+                    seen.add(entry)
+                    holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
+                    yield Lock(task, prefix + digest, holder, int(duplicates), int(waiting), since)
 
     def _holds(self, base: str, now: float) -> Iterator[Lock]:
         for name, ends in pairs(self._server.command("HGETALL", holds_key(base))):
@@ -93,21 +86,19 @@ class RedisRecords:
         return int(seconds) + int(microseconds) / 1e6
 
 
+def _holder_of(entry: str, now: float, expires: float) -> tuple[Holder, str, float]:
+    """Return whom an entry of the registry tells of, the digest of the lock, and since when it is held."""
+    state, fence, since, pid, node, digest, task_id = entry.split(SEPARATOR, 6)
+    granted = int(since) / 1000
+    age, remaining = max(0.0, now - granted), max(0.0, expires - now)
+    return Holder(task_id, node, int(pid), age, remaining, int(fence), state), digest, granted
+
+
 def run_of(base: str, text: str) -> Run:
     """Return the run that an entry of the history tells of."""
     ended, outcome, error, _, _, since, pid, node, digest, task_id = text.split(SEPARATOR, 9)
     times = int(since) / 1000, int(ended) / 1000
     return Run(task_of(base), f"{base}:lock:{digest}", task_id, node, int(pid), *times, outcome, error)
-
-
-def task_of(base: str) -> str:
-    """Return the task name or lock group in what all its keys begin with."""
-    return base.partition("{")[2].removesuffix("}")
-
-
-def line_key(base: str, digest: str) -> str:
-    """Return the key of the line of a lock; all slots of a signature have one line."""
-    return line_keys(base, digest.partition(":")[0])[0]
 
 
 def pairs(found: Sequence[Any]) -> list[tuple[Any, Any]]:

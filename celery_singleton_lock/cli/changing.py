@@ -1,0 +1,94 @@
+"""Commands that change locks: `release`, `hold` and `unhold`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from celery_singleton_lock import locks
+from celery_singleton_lock.cli.duration import Duration, duration_text, time_text
+from celery_singleton_lock.cli.group import as_json, flag, node_option, option, singleton, task_option, warn_if_unknown
+from celery_singleton_lock.cli.output import print_json
+from celery_singleton_lock.revoking import Release
+
+
+@singleton.command()
+@click.argument("key", required=False, default="")
+@node_option("All locks held on")
+@task_option("All locks of")
+@flag("--force", help="Release it although its worker runs the task, or does not answer.")
+@flag("--dry-run", help="Ask, but release nothing.")
+@as_json
+@click.pass_obj
+def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: bool, as_json: bool) -> None:
+    """Release the lock with this KEY, or several, if their workers do not run their tasks any more.
+
+    Exits with 1 if one of them is not released.
+    """
+    if bool(key) is bool(node or task):
+        raise click.UsageError("name either the KEY of a lock, or --node or --task")
+    if key:
+        done = [locks.release(obj.app, key, force, dry_run)]
+    else:
+        warn_if_unknown(obj.app, task)
+        done = list(locks.release_all(obj.app, task, node, force, dry_run))
+    if as_json:
+        print_json(done[0].as_dict() if key else [one.as_dict() for one in done])
+    else:
+        _tell(obj.app, key, done)
+    raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
+
+
+def _tell(app: Any, key: str, done: list[Release]) -> None:
+    for one in done:
+        click.echo(one if key else f"{one.key}: {one}")
+    if not done:
+        click.echo("no locks")
+    if key and done[0].outcome == "free":
+        for lock in [one for one in locks.find(app, key) if not one.holder.task_id]:
+            click.echo(f"but held by {lock.holder}, which `unhold` ends: {lock.key}")
+
+
+@singleton.command()
+@click.argument("key", required=False, default="")
+@task_option("All locks of")
+@option("--for", "seconds", type=Duration(zero=False), required=True, help="How long: 45s, 30m, 2h, 1d.")
+@as_json
+@click.pass_obj
+def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> None:
+    """Let no body start under this KEY, or of a task, for so long. Bodies that run go on, and are counted.
+
+    Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
+    """
+    _refuse_both(key, task)
+    warn_if_unknown(obj.app, task)
+    locks.hold(obj.app, seconds, key, task)
+    found = locks.find(obj.app, key) if key else locks.list(obj.app, task)
+    running = sum(lock.holder.state == "running" for lock in found)
+    if as_json:
+        return print_json({"key": key, "task": task, "seconds": seconds, "running": running})
+    until = time_text(time.time() + seconds)
+    click.echo(f"{task or key} is held for {duration_text(seconds)}, until {until}; bodies that still run: {running}")
+
+
+@singleton.command()
+@click.argument("key", required=False, default="")
+@task_option("The hold of")
+@as_json
+@click.pass_obj
+def unhold(obj: Any, /, key: str, task: str, as_json: bool) -> None:
+    """End a hold of this KEY, or of a task. Exits with 1 if there was none."""
+    _refuse_both(key, task)
+    ended = locks.unhold(obj.app, key, task)
+    if as_json:
+        print_json({"key": key, "task": task, "ended": ended})
+    else:
+        click.echo(f"{task or key} is not held any more" if ended else f"{task or key} was not held by an operator")
+    raise click.exceptions.Exit(0 if ended else 1)
+
+
+def _refuse_both(key: str, task: str) -> None:
+    if bool(key) is bool(task):
+        raise click.UsageError("name either the KEY of a lock, or --task")

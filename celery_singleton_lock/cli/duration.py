@@ -1,0 +1,52 @@
+"""Durations such as `2h`, and times, as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+import click
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)", re.ASCII)
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2
+    """A number of seconds, or a number with one of the units s, m, h and d; 0 only if `zero` is allowed."""
+
+    name = "duration"
+
+    def __init__(self, zero: bool = True) -> None:
+        self._zero = zero
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        if isinstance(value, float):
+            return value
+        found = _DURATION.fullmatch(value)
+        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        if not found or not (seconds or self._zero):
+            self.fail(f"{value!r} is no duration: 45s, 30m, 2h, 1d, or a number of seconds", param, ctx)
+        return seconds
+
+
+DURATION = Duration()
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration with its two highest units, such as `1h30m`."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    left = round(seconds)
+    for unit, lower in (("d", "h"), ("h", "m"), ("m", "s")):
+        if left >= _UNITS[unit]:
+            count, rest = divmod(left, _UNITS[unit])
+            more = rest // _UNITS[lower]
+            return f"{count}{unit}" + (f"{more}{lower}" if more else "")
+    return f"{left}s"
+
+
+def time_text(seconds: float) -> str:
+    """Return a time since 1970 as local time, without a blank; `-` for 0."""
+    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds") if seconds else "-"

@@ -1,0 +1,98 @@
+"""The group of commands, and what their options have in common.
+
+No option is read from the environment: Kubernetes sets variables such as `CELERY_SINGLETON_…_PORT` for a service of that name.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from celery_singleton_lock import locks
+from celery_singleton_lock.cli.duration import DURATION
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    def invoke(self, context: click.Context) -> Any:
+        """Run a command; tell in one line if the store cannot be asked, or if there is none."""
+        try:
+            return super().invoke(context)
+        except ConfigurationError as error:
+            if context.find_root().params.get("app"):
+                raise
+            raise ConfigurationError(f"{error}; no app was given: celery -A APP singleton …") from error
+        except StoreError as error:
+            raise click.ClickException(f"the store of locks: {error}") from error
+
+
+@click.group(cls=_Group)
+def singleton(**_: Any) -> None:  # before Celery 5.7 it is given the app's own preload options
+    """Show, release and hold locks of singleton tasks."""
+    gc.freeze()  # Celery's many objects are not looked through again while thousands of locks are read
+
+
+def option(*names: str, **more: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option."""
+    return click.option(*names, allow_from_autoenv=False, **more)
+
+
+def flag(*names: str, **more: Any) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option without a value."""
+    return option(*names, is_flag=True, **more)
+
+
+def task_option(words: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the option `--task`."""
+    return option("--task", default="", metavar="NAME", help=f"{words} this task, or lock group.")
+
+
+def node_option(words: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds the option `--node`."""
+    return option("--node", default="", metavar="NAME", help=f"{words} this worker node, for example celery@host.")
+
+
+def as_json(command: Command) -> Command:
+    """Add the option `--json`."""
+    return flag("--json", "as_json", help="Print JSON.")(command)
+
+
+def lock_filters(command: Command) -> Command:
+    """Add the options that choose locks, and sort them."""
+    for add in (
+        option("--sort", type=click.Choice([*SORTS]), default="age", show_default=True, help="Numbers: highest first."),
+        option("--min-age", type=DURATION, default="0", help="Only locks held for at least so long: 45s, 30m, 2h, 1d."),
+        node_option("Only locks held on"),
+        task_option("Only locks of"),
+    ):
+        command = add(command)
+    return command
+
+
+#: What locks can be sorted by.
+SORTS: dict[str, Callable[[Any], Any]] = {
+    "age": lambda lock: -lock.holder.age,
+    "task": lambda lock: lock.task,
+    "key": lambda lock: lock.key,
+    "node": lambda lock: lock.holder.node,
+    "state": lambda lock: lock.holder.state,
+    "ttl": lambda lock: -lock.holder.remaining,
+    "duplicates": lambda lock: -lock.duplicates,
+    "waiting": lambda lock: -lock.waiting,
+}
+
+
+def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> list[Any]:
+    """Return the locks that the options of `lock_filters` choose."""
+    return sorted(locks.list(app, task, node, min_age), key=SORTS[sort])
+
+
+def warn_if_unknown(app: Any, task: str) -> None:
+    """Warn of a name that is probably misspelt. After a loss of data the store may lack a right one."""
+    if task and task not in locks.tasks(app):
+        click.echo(f"Warning: no worker has registered a task or lock group {task!r}", err=True)

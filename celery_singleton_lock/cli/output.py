@@ -1,0 +1,84 @@
+"""Tables for people and JSON for programs.
+
+Keys have to stay whole, so that they can be pasted: nothing is cut or wrapped. A line that is longer than a terminal goes on in
+its next line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from io import StringIO
+from typing import Any
+
+import click
+
+from celery_singleton_lock.cli.duration import duration_text
+
+Rows = Sequence[Sequence[str]]
+#: Above so many rows a table is not coloured: rich would need seconds for it.
+MOST_COLOURED = 500
+_STYLES = {
+    **dict.fromkeys(("running", "success"), "green"),
+    **dict.fromkeys(("queued", "retry", "held", "revoked"), "yellow"),
+    **dict.fromkeys(("failure", "expired"), "red"),
+}
+LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "DUPLICATES", "WAITING", "NODE", "TASK-ID", "KEY")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as one line of JSON."""
+    click.echo(json.dumps(value), color=True)  # nothing is to be removed, which needs time
+
+
+def print_table(head: Sequence[str], rows: Rows) -> None:
+    """Print a table."""
+    click.echo(table_text(head, rows), color=True)
+
+
+def lock_row(lock: Any) -> Sequence[str]:
+    """Return the cells of a lock under `LOCK_HEAD`."""
+    holder = lock.holder
+    age = duration_text(holder.age) if lock.since else ""  # it is not known of an operator's hold
+    counts = f"{lock.duplicates}", f"{lock.waiting}"
+    ttl = duration_text(holder.remaining)
+    return lock.task, holder.state, age, ttl, *counts, holder.node, holder.task_id, lock.key
+
+
+def table_text(head: Sequence[str], rows: Rows) -> str:
+    """Return a table as text; in colours on a terminal, if rich is installed."""
+    rows = [
+        row if "".join(row).isprintable() and all(row) else [printable(cell) or "-" for cell in row] for row in rows
+    ]
+    if len(rows) <= MOST_COLOURED and sys.stdout.isatty() and find_spec("rich"):
+        return _coloured(head, rows)
+    line = "  ".join(f"{{:<{width}}}" for width in table_widths(head, rows)[:-1]) + "  {}"
+    return "\n".join(line.format(*row) for row in (head, *rows))
+
+
+def table_widths(head: Sequence[str], rows: Rows) -> list[int]:
+    """Return the width of each column."""
+    return [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+
+def _coloured(head: Sequence[str], rows: Rows) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*head, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(Text(cell, _STYLES.get(cell, ""), no_wrap=True, overflow="ignore") for cell in row))
+    out = StringIO()
+    width = sum(table_widths(head, rows)) + 2 * len(head)
+    # Without a height, rich takes a dumb terminal to have 80 columns.
+    console = Console(file=out, force_terminal=True, width=width, height=25)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def printable(text: str) -> str:
+    """Return a text in which control characters, which may come from errors of tasks, are escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,98 @@
+"""Revokes a lock whose body does not run any more, after asking the holder's worker node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.store.protocol import LockStore
+
+#: What the node of a holder said about it.
+RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
+
+
+@dataclass(frozen=True)
+class Release:
+    """What became of a request to release a lock.
+
+    Arguments:
+        outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held
+            it; `"changed"`, if the holder's lease ended meanwhile, or another task holds it.
+        key: of the lock.
+        holder: who held it.
+        answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
+            It is not asked if no body runs, and the text is empty then.
+    """
+
+    outcome: str
+    key: str
+    holder: Holder | None = None
+    answer: str = ""
+
+    @property
+    def released(self) -> bool:
+        """Whether the lock was revoked from its holder."""
+        return self.outcome == "released"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields, for JSON."""
+        return {**vars(self), "holder": self.holder and self.holder.as_dict()}
+
+    def __str__(self) -> str:
+        if self.holder is None:
+            return "free: nobody held it"
+        if self.outcome == "changed":
+            return "changed: the task that was asked about does not hold it any more"
+        said = {
+            RUNNING: f"{self.holder.node} runs this task",
+            UNKNOWN: f"{self.holder.node} does not run this task",
+            SILENT: f"{self.holder.node} did not answer",
+            "": f"no body ran ({self.holder.state})",
+        }[self.answer]
+        return f"{self.outcome}: {said}; held by {self.holder}"
+
+
+def answers_of(app: Any, holders: Sequence[Holder], timeout: float) -> list[str]:
+    """Return what the node of each holder says about it. All nodes are asked at once, and must answer in time."""
+    nodes = sorted({holder.node for holder in holders if holder.state == "running"})
+    known = _tasks_of_nodes(app, nodes, timeout) if nodes else {}
+    answers = []
+    for holder in holders:
+        if holder.state != "running":
+            answers.append("")
+        elif holder.node not in known:
+            answers.append(SILENT)
+        else:
+            answers.append(RUNNING if holder.task_id in known[holder.node] else UNKNOWN)
+    return answers
+
+
+def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, set[str]]:
+    """Return the ids of the tasks that each node runs under locks, of the nodes that answer."""
+    replies: Any = ()
+    try:
+        with app.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            replies = app.control.broadcast(
+                "singleton_locks", destination=nodes, reply=True, timeout=timeout, connection=connection
+            )
+    except Exception as error:  # the broker
+        logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
+    said = {node: tasks for reply in replies or () for node, tasks in reply.items()}
+    # A mapping is the error of a worker without this command.
+    return {node: {one["task_id"] for one in tasks} for node, tasks in said.items() if not isinstance(tasks, Mapping)}
+
+
+def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bool) -> Release:
+    """Revoke a lock if its node's answer allows that, or with `force`; return what became of it."""
+    assert asked.holder
+    if asked.answer in (RUNNING, SILENT) and not force:
+        return replace(asked, outcome="refused")
+    if dry_run:
+        return replace(asked, outcome="would be released")
+    # Not from another task, which may have started meanwhile.
+    revoked = store.revoke(base, asked.key, task_id=asked.holder.task_id)
+    return replace(asked, outcome="released" if revoked else "changed")
