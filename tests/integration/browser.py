@@ -76,8 +76,7 @@ class Browser:
 
     def click(self, label: str) -> None:
         """Click the button or link with this label."""
-        path = f"//*[self::a or self::button][normalize-space()='{label}'] | //input[@value='{label}']"
-        self._call("POST", f"/element/{self._element('xpath', path)}/click", {})
+        self._click(f"//*[self::a or self::button][normalize-space()='{label}'] | //input[@value='{label}']")
 
     def text_of_row(self, text: str) -> str:
         """Return what the row of a table shows that contains a text."""
@@ -85,12 +84,18 @@ class Browser:
 
     def click_in_row(self, text: str, label: str) -> None:
         """Click the button with this label in the row of a table that contains a text."""
-        path = f"{_row(text)}//button[normalize-space()='{label}']"
-        self._call("POST", f"/element/{self._element('xpath', path)}/click", {})
+        self._click(f"{_row(text)}//button[normalize-space()='{label}']")
 
     def screenshot(self) -> bytes:
         """Return the window as PNG."""
         return base64.b64decode(self._call("GET", "/screenshot"))
+
+    def _click(self, path: str) -> None:
+        """Click, and wait for the next page: the click may return before the browser has asked for it."""
+        self._call("POST", "/execute/sync", {"script": "document.isOld = true", "args": []})
+        self._call("POST", f"/element/{self._element('xpath', path)}/click", {})
+        is_new = {"script": "return !document.isOld && document.readyState == 'complete'", "args": []}
+        until(lambda: self._call("POST", "/execute/sync", is_new), "the next page")
 
     def _element(self, using: str, value: str) -> str:
         return str(self._call("POST", "/element", {"using": using, "value": value})[ELEMENT])
