@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from celery_singleton_lock.store.protocol import task_keys
+from celery_singleton_lock.store.protocol import holds_key, record_keys, task_keys
 
 BASE = "singleton:{benchmarks.least}"
 _FINE = (b"*2\r\n$7\r\ngranted\r\n", b":0\r\n")
@@ -30,13 +30,14 @@ class Least:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         acquire, release = commands
-        self._acquire = f"*16\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$1\r\n6\r\n"
-        self._release = f"*9\r\n$7\r\nEVALSHA\r\n$40\r\n{release[1]}\r\n$1\r\n3\r\n"
-        own = ("worker@host", str(os.getpid()), *acquire[-2:])
-        self._own = "".join([f"${len(word)}\r\n{word}\r\n" for word in own])
+        self._acquire = f"*23\r\n$7\r\nEVALSHA\r\n$40\r\n{acquire[1]}\r\n$2\r\n10\r\n"
+        self._release = f"*15\r\n$7\r\nEVALSHA\r\n$40\r\n{release[1]}\r\n$1\r\n6\r\n"
+        self._own = _packed("worker@host", str(os.getpid()), *acquire[-5:])
+        self._ended = _packed("1", "success", "", acquire[-1])
         sizes = {"lock": 32, "attempt": 32, "completed": 69}
         self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in sizes.items()]
-        self._counters = "".join([f"${len(key)}\r\n{key}\r\n" for key in task_keys(BASE)])
+        self._records = _packed(*record_keys(BASE))
+        self._counters = _packed(*task_keys(BASE), holds_key(BASE)) + self._records
         self._held: dict[str, str] = {}
 
     def acquire(self, task_id: str, arguments: Sequence[object]) -> tuple[str, str]:
@@ -51,12 +52,12 @@ class Least:
         words = f"$32\r\n{token}\r\n$5\r\n30000\r\n"
         self._ask(f"{self._acquire}{keys}{self._counters}{words}$36\r\n{task_id}\r\n{self._own}")
         self._held[token] = digest
-        return token, keys + words
+        return token, keys + self._records + words
 
     def release(self, token: str, words: str) -> None:
         """Free it."""
         del self._held[token]
-        self._ask(f"{self._release}{words}$1\r\n1\r\n")
+        self._ask(f"{self._release}{words}{self._ended}")
 
     def _ask(self, command: str) -> None:
         self._socket.settimeout(1.0)
@@ -64,3 +65,7 @@ class Least:
         reply = self._socket.recv(4096)
         if not reply.startswith(_FINE):
             raise RuntimeError(f"the store answered {reply!r}")
+
+
+def _packed(*words: str) -> str:
+    return "".join([f"${len(word)}\r\n{word}\r\n" for word in words])

@@ -63,7 +63,7 @@ class Worker:
         self._concurrency = concurrency
         self.queue = f"benchmarks-{next(stage.numbers)}"
         self._directory = new_directory("worker")
-        self._process = Process(self.command(pool), Path(self._directory) / "worker.log", self._environment(pool))
+        self._process = Process(self._command(pool), Path(self._directory) / "worker.log", self._environment(pool))
 
     def __enter__(self) -> Worker:
         self._process.start()
