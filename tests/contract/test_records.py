@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, Place, RenewResult, queued_token
+from celery_singleton_lock.store.protocol import (
+    AcquireStatus,
+    Kept,
+    LeaseRequest,
+    Place,
+    RenewResult,
+    queued_token,
+    record_keys,
+)
 from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore
 from tests.contract.conftest import RedisBacking
 from tests.servers import RedisServer
@@ -93,6 +101,7 @@ def test_history_is_bounded(backing: RedisBacking, records: RecordStore, hold: M
     for number in range(5):
         end(backing, hold(f"d{number}", task_id=f"t{number}"))
     assert ["t4", "t3", "t2"] == [run.task_id for run in records.history(base)]
+    assert 3 == int(backing.store.command("LLEN", record_keys(base)[2]))
 
 
 def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base: str) -> None:
@@ -110,6 +119,7 @@ def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base:
     records = backing.store.records()
     records.sweep(base)
     assert [] == records.history(base)
+    assert not backing.store.command("EXISTS", record_keys(base)[2])
     assert 3 == records.counters(base)["acquired"]
     backing.close()
 
