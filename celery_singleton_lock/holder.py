@@ -28,12 +28,17 @@ class Holder:
     fence: int = 0
     state: str = "running"
 
+    @property
+    def is_operators_hold(self) -> bool:
+        """Whether no task holds the lock, but an operator (`locks.hold`)."""
+        return self.state == "held" and not self.task_id
+
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return {**vars(self)}
 
     def __str__(self) -> str:
-        if self.state == "held" and not self.task_id:
+        if self.is_operators_hold:
             return f"an operator's hold (expires in {self.remaining:.1f} s)"
         where = f"on {self.node} (pid {self.pid}," if self.state == "running" else f"({self.state}"
         return f"task {self.task_id} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"

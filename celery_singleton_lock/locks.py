@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
@@ -64,8 +65,9 @@ def find(app: Any, key: str) -> Sequence[Lock]:
     """
     base, holder = _base_of(app, key), show(app, key)
     same = (key, f"{base}:lock:{WHOLE_TASK}")
-    listed = [lock for lock in _records(app).locks(base) if lock.key in same or lock.key.startswith(f"{key}:")]
-    others = [lock for lock in listed if lock.key != key or not lock.holder.task_id]
+    found = [lock for lock in _records(app).locks(base) if lock.holder.remaining > 0]
+    listed = [lock for lock in found if lock.key in same or lock.key.startswith(f"{key}:")]
+    others = [lock for lock in listed if lock.key != key or lock.holder.is_operators_hold]
     if holder is None:
         return others
     exact = [lock for lock in listed if lock.key == key and lock.holder.fence == holder.fence]
@@ -85,8 +87,9 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
 
     The names of counters, with labels after a colon:
 
-    * `acquired`, `reacquired`, `expired`, `revoked`, and `released:` with `success`, `failure`, `retry` or `other`. While the
-      store loses nothing, acquired + reacquired = released + expired + revoked + what exists now (`Statistics.held`).
+    * `acquired`, `reacquired`, `expired`, `revoked`, and `released:` with `success`, `failure`, `retry`, `other`, or `started`
+      (``lock_until="start"``: the end of the body is not seen). While the store loses nothing, acquired + reacquired = released +
+      expired + revoked + what exists now (`Statistics.held`).
     * `duplicates:` with the policy's name, `callable` or `custom`: messages that found the lock held, each counted once.
       `redelivery_checks`: deliveries of a message that another delivery runs. `starts_refused`: by `max_starts`.
     * `lost:` with `expired`, `not_owner`, `revoked` or `lock_at_most`; `renewals`, `renewal_failures`, `store_errors:` with the
@@ -162,7 +165,7 @@ def release_all(
     if not (task or node):
         raise ConfigurationError("name a task or a worker node")
     # All are found before their nodes are asked: a node does not know a task that starts after its answer.
-    found = [lock for lock in list(app, task, node) if lock.holder.task_id]
+    found = [lock for lock in list(app, task, node) if not lock.holder.is_operators_hold]
     for lock, answer in zip(found, answers_of(app, [lock.holder for lock in found], timeout), strict=True):
         asked = Release("", lock.key, lock.holder, answer)
         yield revoke(context_of(app).store, _base_of(app, lock.key), asked, force, dry_run)
@@ -175,10 +178,10 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
     in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold.
 
     Raises:
-        ConfigurationError: neither or both of key and task are given, or the time is not above 0.
+        ConfigurationError: neither or both of key and task are given, or the time is not above 0, or above a year.
     """
-    if not seconds > 0:
-        raise ConfigurationError(f"a hold of {seconds!r} s must be above 0")
+    if not 0 < seconds <= LONGEST:
+        raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
     base, name = _held(app, key, task)
     _records(app).hold(base, name, seconds)
 

@@ -67,7 +67,7 @@ def publish(
 def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | None:
     """Acquire the lock for a message; return who holds it instead."""
     context = context_of(task.app)
-    # Under other policies the call is sent, and counted when it starts.
+    # Under other policies the call may be sent, and is counted when it starts.
     policy = config.options.on_duplicate if isinstance(config.options.on_duplicate, (Skip, Raise)) else None
     wanted.noted = Noted(name_of(policy) if policy else "", counted=context.tally.take(wanted.base))
     try:
@@ -84,12 +84,16 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
 
 def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> Any:
     """Return the holder's result if the policy skips the call, None if it is to be sent."""
-    if not holder.task_id:  # an operator's hold: there is no other run whose result could be returned
-        return None
     policy = policy_of(task, config.options, holder)
     decision = policy.decide(Duplicate(holder))
     if not isinstance(decision, (SkipRun, Fail)):
         return None
+    if holder.is_operators_hold and not isinstance(
+        decision, Fail
+    ):  # there is no other run whose result could be returned
+        return None
+    if holder.is_operators_hold or not wanted.noted.policy:  # else the script has counted it
+        context_of(task.app).tally.count(wanted.base, f"duplicates:{name_of(config.options.on_duplicate)}")
     named = {"task_id": wanted.task_id, "holder": holder, "policy": policy, "pending": ""}
     send_signal(signals.duplicate, task, key=wanted.lock, **named)
     if isinstance(decision, Fail):

@@ -81,9 +81,11 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
             )
     except Exception as error:  # the broker
         logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
-    said = {node: tasks for reply in replies or () for node, tasks in reply.items()}
-    # A mapping is the error of a worker without this command.
-    return {node: {one["task_id"] for one in tasks} for node, tasks in said.items() if not isinstance(tasks, Mapping)}
+    known: dict[str, set[str]] = {}
+    for node, tasks in [item for reply in replies or () for item in reply.items()]:  # two workers may have one name
+        if not isinstance(tasks, Mapping):  # the error of a worker without this command
+            known.setdefault(node, set()).update(one["task_id"] for one in tasks)
+    return known
 
 
 def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bool) -> Release:
@@ -93,6 +95,6 @@ def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bo
         return replace(asked, outcome="refused")
     if dry_run:
         return replace(asked, outcome="would be released")
-    # Not from another task, which may have started meanwhile.
-    revoked = store.revoke(base, asked.key, task_id=asked.holder.task_id)
+    # Not from another lease, which may have begun meanwhile.
+    revoked = store.revoke(base, asked.key, fence=asked.holder.fence)
     return replace(asked, outcome="released" if revoked else "changed")

@@ -163,7 +163,9 @@ class SingletonMixin:
         return config_for(self).lock_keys(args, kwargs)[0]
 
     def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Return who holds the lock of a call with these arguments, the oldest of several holders; None: it is free.
+        """Return who holds the lock of a call with these arguments, the oldest of several holders; None: nobody.
+
+        An operator's hold (`locks.hold`) is not seen.
 
         Raises:
             StoreError: the store is unreachable, or refused.

@@ -47,8 +47,9 @@ def _tell(app: Any, key: str, done: list[Release]) -> None:
     if not done:
         click.echo("no locks")
     if key and done[0].outcome == "free":
-        for lock in [one for one in locks.find(app, key) if not one.holder.task_id]:
-            click.echo(f"but held by {lock.holder}, which `unhold` ends: {lock.key}")
+        for lock in locks.find(app, key):
+            ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
+            click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
 
 
 @singleton.command()

@@ -95,8 +95,8 @@ def _since_success(one: Statistics, named: bool, now: float) -> float:
     """Return seconds since the last success, or since the first start; infinity if that is not known."""
     if last := one.counters.get("last_success", 0):
         return max(0.0, now - last / 1000)
-    if not (named or one.counters.get("last_start")):
-        return 0.0
+    if not (named or one.counters.get("last_start")) or one.counters.get("released:started"):
+        return 0.0  # with `lock_until="start"`, the end of a body is not seen
     has_ended = any(map(one.sum, ("released", "expired", "revoked")))
     return max(0.0, now - one.oldest) if one.oldest and not has_ended else math.inf
 

@@ -114,7 +114,7 @@ def history(obj: Any, /, task: str, as_json: bool) -> None:
     key = task if digest else ""
     name = unquote(name.partition("{")[2].removesuffix("}")) if key else task
     warn_if_unknown(obj.app, name)
-    runs = [run for run in locks.history(obj.app, name) if key in ("", run.key)]
+    runs = [run for run in locks.history(obj.app, name) if not key or f"{run.key}:".startswith(f"{key}:")]
     if as_json:
         print_json([run.as_dict() for run in runs])
     elif runs:

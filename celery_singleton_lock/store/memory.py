@@ -209,12 +209,12 @@ class MemoryStore(Records):
         slot = min(held, key=lambda slot: held[slot].fence, default=0)
         return f"{lock}:{slot}" if slot else lock
 
-    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", task_id: str = "") -> Holder | None:
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
         with self._mutex:
             self._records.pop(starts, None)
             lock = self._oldest(lock) if slots else lock
             record = self._find(lock)
-            if record and task_id not in ("", record.task_id):
+            if record and fence not in (0, record.fence):
                 return None
             if record:
                 ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)

@@ -255,10 +255,10 @@ class LockStore(Protocol):
         With the key of a set of slots: the oldest holder of these and of `lock`, which is slot 0.
         """
 
-    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", task_id: str = "") -> Holder | None:
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
         """Take the lock that `holder` would look at from its holder, who will find it lost, and return that holder, or None.
 
-        With a task id: from that task alone. Forget the counted starts, if their key is given. It is sent once only: a second
+        With a fence: from that lease alone. Forget the counted starts, if their key is given. It is sent once only: a second
         call could hit the next holder.
         """
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from celery_singleton_lock.holder import Holder
 
-#: How a run ended, or why its lease did. `expired` and `revoked`: the store knows nothing of the end of the body.
-OUTCOMES = ("success", "failure", "retry", "other")
+#: How a body ended when its lock was released; `started`: the lock is released at the start (``lock_until="start"``).
+OUTCOMES = ("success", "failure", "retry", "other", "started")
 #: Why a lease was lost: its deadline passed, another delivery has the lock, it was revoked, or `lock_at_most` has passed.
 LOSSES = ("expired", "not_owner", "revoked", "lock_at_most")
 #: What a lock that exists is, see `Holder.state`.
@@ -146,7 +147,7 @@ class Statistics:
 
 def task_of(base: str) -> str:
     """Return the task name or lock group in what all its keys begin with."""
-    return base.partition("{")[2].removesuffix("}")
+    return unquote(base.partition("{")[2].removesuffix("}"))
 
 
 class RecordStore(Protocol):

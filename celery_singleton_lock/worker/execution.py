@@ -22,7 +22,7 @@ from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
-from celery_singleton_lock.store.records import NOTHING
+from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
@@ -69,9 +69,9 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
     )
-    note_acquire(context, wanted, options, waiting)
     if waiting.follows and (joined := join(task, request, options, context.store, wanted)):
         return joined.result
+    note_acquire(context, wanted, options, waiting)
     # From now on `after_run` releases what the store may have granted.
     execution.state = state = LeaseState(wanted, task)
     state.sends_events = delivery.events
@@ -82,7 +82,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(task, request, options, context.store, wanted, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            wanted.place, wanted.noted = publish_copy(task, request, wanted, decision, result), NOTHING
+            wanted.place = publish_copy(task, request, wanted, decision, result)
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
@@ -91,13 +91,13 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()
-    wanted.noted = NOTHING
     _note_grant(state, options, result, sent_at)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     if logger.isEnabledFor(DEBUG):
         about(task, request.id, wanted.lock).debug("acquired %s, fence %d", wanted.lock, result.fence)
     forget_retry_state(request)
     if options.lock_until == "start":
+        wanted.noted = Noted(outcome="started")
         release(execution, state, success=False)
         execution.lease = Lease(wanted.lock)
         return body()
@@ -114,6 +114,7 @@ def _acquire(context: ProcessContext, wanted: LeaseRequest) -> tuple[AcquireResu
     for _ in range(2):
         sent_at = now()
         result = context.store.acquire(wanted)
+        wanted.noted = NOTHING  # the store has it
         if result.status is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
             return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")

@@ -42,4 +42,5 @@ def _outcome(error: BaseException | None) -> tuple[str, str]:
     with suppress(Exception):
         text += f": {error}" if str(error) else ""
     text = " ".join(text.replace(SEPARATOR, " ").split())[:LONGEST_ERROR]
+    text = text.encode("utf-8", "backslashreplace").decode()  # as names of files may not be valid text
     return "failure" if isinstance(error, Exception) else "other", text

@@ -80,7 +80,7 @@ class DeliveryMixin:
         """
         self.replacement = replacement
         self.terminate(pool)
-        if self.supervisor is None:  # a greenlet is over by now; a process is not
+        if self.supervisor is None:  # a greenlet is told to end, and may still clean up; a process is not reaped yet
             self._revoke_successors()
 
     def _announce_revoked(self: Any, reason: str, *how: Any) -> None:

@@ -149,10 +149,13 @@ def test_duplicates(
     assert 0 == locks()[0].duplicates
 
 
-def test_reservation(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+def test_reservation(
+    backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any, records: RecordStore, base: str
+) -> None:
     """A reservation is a lease in the state queued, and its start no second one."""
     hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
     assert ["queued"] == [lock.holder.state for lock in locks()]
+    assert "last_start" not in records.counters(base)
     wanted = hold(task_id="t1")
     assert ["running"] == [lock.holder.state for lock in locks()]
     end(backing, wanted, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
@@ -279,8 +282,10 @@ def test_operators_hold(
     other = backing.store.acquire(lease_request("other"))
     assert (AcquireStatus.HELD if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
     assert f"{base}:lock:{name}" in {lock.key for lock in records.locks(base)}
+    records.hold(base, "short", 0.0)
     assert records.unhold(base, name)
     assert not records.unhold(base, name)
+    assert not records.unhold(base, "short"), "it is over"
     hold()
 
 

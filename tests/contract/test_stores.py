@@ -877,13 +877,13 @@ def test_starts_and_a_hold(backing: Backing, lease_request: MakeRequest) -> None
     assert 15 < backing.lives(one.lock) <= 20
 
 
-def test_revoke_from_one_task_alone(store: LockStore, lease_request: MakeRequest) -> None:
-    """With a task id, only the lock of that task is revoked, with or without counted starts."""
+def test_revoke_from_one_lease_alone(store: LockStore, lease_request: MakeRequest) -> None:
+    """With a fence, only the lock of that lease is revoked, with or without counted starts."""
     one = lease_request(task_id="mine")
-    take(store, one)
-    assert store.revoke(one.base, one.lock, task_id="another's") is None
+    fence = store.acquire(one).fence
+    assert store.revoke(one.base, one.lock, fence=fence - 1) is None
     assert store.renew([one]) == [RenewResult.RENEWED]
-    found = store.revoke(one.base, one.lock, "", one.starts, "mine")
+    found = store.revoke(one.base, one.lock, "", one.starts, fence)
     assert found is not None
     assert found.task_id == "mine"
     assert store.renew([one]) == [RenewResult.REVOKED]

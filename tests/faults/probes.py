@@ -374,7 +374,7 @@ def scripts() -> dict[str, Script]:
         }
         found.update({one.digest: _script(verb, request, one) for verb, some in calls.items() for one in some})
     for slots, starts, history in product(("", "slots"), ("", "starts"), (None, 9)):
-        one = revoke_call("", "", slots, starts, "", history)
+        one = revoke_call("", "", slots, starts, 0, history)
         found[one.digest] = Script("revoke", text=one.script)
     swept = sweep_call("", 9)
     found[swept.digest] = Script("sweep", text=swept.script)

@@ -189,6 +189,10 @@ def _raise(task: Task, tag: str, seconds: float) -> str:
     raise Boom(tag)
 
 
+def _raise_undecodable(task: Task, tag: str, seconds: float) -> str:
+    raise FileNotFoundError("caf\udce9")
+
+
 def _ignore(task: Task, tag: str, seconds: float) -> str:
     raise Ignore
 
@@ -275,6 +279,7 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _keep_gil,
         _keep_gil_often,
         _raise,
+        _raise_undecodable,
         _ignore,
         _reject,
         _retry,

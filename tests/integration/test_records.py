@@ -141,6 +141,52 @@ def test_lost(env: WorkerEnvironment, queue: str) -> None:
     assert "revoked" in LOSSES
 
 
+def test_error_that_is_no_text(env: WorkerEnvironment, queue: str) -> None:
+    """An error with a name of a file that is no valid text is recorded, and the lock is released."""
+    result = env.job("skip").apply_async((env.tag, ["raise_undecodable"]), queue=queue)
+    assert "FileNotFoundError" == type(env.error(result)).__name__
+    (run,) = until(lambda: [run for run in locks.history(env.app, "job.skip") if run.task_id == result.id], "the run")
+    assert ("failure", "FileNotFoundError: caf\\udce9") == (run.outcome, run.error)
+    assert not env.is_locked()
+
+
+def test_lock_until_start(env: WorkerEnvironment, queue: str) -> None:
+    """A lock that is released at the start says nothing of the end of its body."""
+    env.get(env.job("publish_until_start").apply_async((env.tag,), queue=queue))
+    found = counted(env, "publish_until_start")
+    assert found["released:started"] == found["acquired"]
+    assert not [name for name in found if name.startswith(("hold", "last_success"))]
+    assert [] == locks.history(env.app, "job.publish_until_start")
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("name", ["publish", "publish_raise", "publish_chosen"])
+def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, held: bool) -> None:
+    """A call that meets the lock at its publish is counted once, whether it is sent or not."""
+    job, policy = env.job(name), {"publish": "skip", "publish_raise": "raise"}.get(name, "callable")
+
+    def count() -> int:
+        env.get(
+            job.apply_async((env.other_tag("next"),), queue=queue)
+        )  # takes what this process has counted to the store
+        return counted(env, name).get(f"duplicates:{policy}", 0)
+
+    before = count()
+    if held:
+        locks.hold(env.app, 60.0, key=env.key(name))
+    else:
+        env.hold(name, queue=queue)
+    if name != "publish":
+        with pytest.raises(DuplicateTask):
+            job.apply_async((env.tag,), queue=queue)
+    else:
+        result = job.apply_async((env.tag,), queue=queue)
+        if held:
+            assert env.get(result) is None
+    locks.unhold(env.app, key=env.key(name))
+    assert before + 1 == count()
+
+
 # -- an operator's holds -----------------------------------------------------------------------
 
 
@@ -168,13 +214,25 @@ def test_hold_ends_duplicates(env: WorkerEnvironment, queue: str, held: str) -> 
 
 @pytest.mark.parametrize("name", ["retry", "wait_short_ttl", "once_more_short", "replace_short", "join"])
 def test_hold_lets_others_wait(env: WorkerEnvironment, queue: str, name: str) -> None:
-    """A task that waits, comes back or joins runs once the hold has ended."""
+    """A task that waits, comes back or joins runs once the hold has ended, and is counted once."""
+    policy = {"wait_short_ttl": "wait", "once_more_short": "run_once_more", "replace_short": "replace"}.get(name, name)
+    before = counted(env, name).get(f"duplicates:{policy}", 0)
     locks.hold(env.app, 2.0, key=env.key(name))
     result = env.job(name).apply_async((env.tag,), queue=queue)
     until(lambda: env.lock_signals(env.key(name), "duplicate"), "it met the hold")
     assert [] == env.starts()
     assert "done" == env.get(result, 30)
     assert 1 == len(env.starts())
+    assert counted(env, name)[f"duplicates:{policy}"] == before + 1
+
+
+def test_early_unhold(env: WorkerEnvironment, queue: str) -> None:
+    """A task that comes back looks again during an operator's hold, which may be lifted early."""
+    locks.hold(env.app, 3600.0, key=env.key("retry"))
+    result = env.job("retry").apply_async((env.tag,), queue=queue)
+    until(lambda: env.lock_signals(env.key("retry"), "duplicate"), "it met the hold")
+    locks.unhold(env.app, key=env.key("retry"))
+    assert "done" == env.get(result, 30)
 
 
 def test_hold_of_a_task(env: WorkerEnvironment, queue: str) -> None:

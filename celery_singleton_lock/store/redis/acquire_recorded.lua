@@ -9,13 +9,13 @@ if ARGV[1] ~= 'queued:line' then
   local state = ARGV[1] == 'queued:' .. ARGV[3] and 'queued' or 'running'
   redis.call('ZADD', registry, now + ARGV[2], entry_of(KEYS[1], registry, ARGV[3], ARGV[4], ARGV[5], since, fence, state))
   local was_reserved = holder[2] and redis.call('ZREM', registry, entry_of(KEYS[1], registry, unpack(holder, 2, 7))) == 1
-  local acquired = not was_reserved and redis.call('HINCRBY', stats, 'acquired', 1) or 1
+  if not was_reserved and redis.call('HINCRBY', stats, 'acquired', 1) % 8 == 0 then
+    --@swept
+  end
   if holder[2] then redis.call('HDEL', KEYS[1], 'duplicates') end -- they were the former holder's
+  if state == 'running' then redis.call('HSET', stats, 'last_start', since) end
   if state == 'running' and waited ~= '' then
     --@observe
     observe('wait', waited + 0)
-  end
-  if acquired % 8 == 0 then
-    --@swept
   end
 end

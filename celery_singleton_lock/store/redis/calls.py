@@ -138,12 +138,12 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
     return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
 
 
-def revoke_call(base: str, lock: str, slots: str, starts: str, task_id: str, history: int | None) -> ScriptCall:
-    """Return the call that takes a lock from its holder, or from this task alone."""
+def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, history: int | None) -> ScriptCall:
+    """Return the call that takes a lock from its holder, or from the lease with this fence alone."""
     parts = [*oldest_parts(slots), *([Part("starts", (starts,))] if starts else [])]
     if history is not None:
         parts += [Part("recorded", record_keys(base), (str(history),)), _ENTRY, Part("logged")]
-    return script_call("revoke", (lock, *task_keys(base)), (ms(REVOKED_TTL), task_id), parts)
+    return script_call("revoke", (lock, *task_keys(base)), (ms(REVOKED_TTL), str(fence) if fence else ""), parts)
 
 
 def sweep_call(base: str, history: int) -> ScriptCall:

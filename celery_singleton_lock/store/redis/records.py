@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import holds_key, record_keys, task_keys
+from celery_singleton_lock.store.protocol import holds_key, record_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
 from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call, sweep_call
 
@@ -61,9 +61,7 @@ class RedisRecords:
                 yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
 
     def counters(self, base: str) -> Mapping[str, int]:
-        found = {name: int(number) for name, number in pairs(self._server.command("HGETALL", record_keys(base)[1]))}
-        last_fence = self._server.command("GET", task_keys(base)[0])  # which is when it was granted, in microseconds
-        return {**found, "last_start": int(last_fence) // 1000} if last_fence else found
+        return {name: int(number) for name, number in pairs(self._server.command("HGETALL", record_keys(base)[1]))}
 
     def history(self, base: str) -> list[Run]:
         found = (
@@ -75,7 +73,9 @@ class RedisRecords:
         self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))
 
     def unhold(self, base: str, name: str) -> bool:
-        return bool(self._server.command("HDEL", holds_key(base), name))
+        is_held = any(lock.key == f"{base}:lock:{name}" for lock in self._holds(base, self._now()))
+        self._server.command("HDEL", holds_key(base), name)
+        return is_held
 
     def server(self) -> Mapping[str, str]:
         lines = str(self._server.command("INFO")).splitlines()

@@ -2,12 +2,12 @@
 -- Takes a lock from its holder. The fence is raised, so that a resource that has seen it refuses the former holder. The token counts
 -- as revoked for a time, so that a holder that was stopped finds its lock lost and does not acquire it again.
 -- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
--- ARGV  1 how long (ms) at least the token counts as revoked   2 the task id from which alone it is taken, '' from anyone
+-- ARGV  1 how long (ms) at least the token counts as revoked   2 the fence of the lease from which alone it is taken, '' from anyone
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
 --@limit
 --@starts
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
-if not holder[1] or (ARGV[2] ~= '' and ARGV[2] ~= holder[1]) then return false end
+if not holder[1] or (ARGV[2] ~= '' and ARGV[2] ~= holder[5]) then return false end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local left = redis.call('PTTL', KEYS[1])

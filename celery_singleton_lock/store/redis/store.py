@@ -108,8 +108,8 @@ class RedisStore:
         reply = self.run(script_call("holder", (lock,), (), oldest_parts(slots)))
         return _holder(reply) if reply else None
 
-    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", task_id: str = "") -> Holder | None:
-        reply = self.run(revoke_call(base, lock, slots, starts, task_id, self._history), once=True)
+    def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
+        reply = self.run(revoke_call(base, lock, slots, starts, fence, self._history), once=True)
         return _holder(reply) if reply else None
 
     def records(self) -> RedisRecords:
