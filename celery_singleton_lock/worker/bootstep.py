@@ -143,6 +143,8 @@ def _add_tasks(store: LockStore, prefix: str, names: list[str]) -> float:
     except StoreError as error:  # `_check_store` has warned if it refuses all
         logger.info("The store of locks does not list the tasks of this worker: %s", error)
         return math.inf
+    finally:
+        store.close()
     return now() + _REPEAT_INTERVAL
 
 

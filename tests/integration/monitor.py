@@ -12,7 +12,7 @@ from tests.servers import until
 
 
 class Monitor:
-    """Records the commands that clients send to a server, without those inside scripts, and the names of tasks that workers send.
+    """Records the commands that clients send to a server, without those inside scripts.
 
     The record includes the handshake commands and the number of new connections: servers before Redis 7.2 do not show the
     handshake of redis-py. Only the connection that marks the end of the record is left out.
@@ -23,6 +23,7 @@ class Monitor:
         self._client = redis.Redis.from_url(url, single_connection_client=True)
         self._lines: list[tuple[str, str]] = []  # the client's address and port, and its command
         self._marker = ""
+        self._names = 0
         self._connections_before = 0
         #: How many connections were made while commands were recorded.
         self.connections = 0
@@ -44,14 +45,19 @@ class Monitor:
                 if self._mark in line["command"]:
                     self._marker = sender
                     return
-                if line["client_type"] != "lua" and ":tasks " not in line["command"]:
+                if (
+                    ":tasks " in line["command"]
+                ):  # a worker sends the names of its tasks each minute, over a new connection
+                    self._names += 1
+                elif line["client_type"] != "lua":
                     self._lines.append((sender, line["command"]))
 
     def __exit__(self, *exc_info: object) -> None:
         with contextlib.closing(self._client):
-            self.connections = self._count_connections() - self._connections_before
+            made = self._count_connections() - self._connections_before
             self._client.echo(self._mark)
         self._thread.join(10)
+        self.connections = made - self._names
         assert self._marker, "the end of the record was not seen"
 
     def _count_connections(self) -> int:

@@ -108,7 +108,7 @@ def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: Red
         env.get(result)
     client = redis.Redis.from_url(own_store.url())
     until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
-    once = (b":fence", b":stats", b":history", b"singleton:tasks")
+    once = (b":fence", b":registry", b":stats", b":history", b"singleton:tasks")
     assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(once)]
     client.close()
 

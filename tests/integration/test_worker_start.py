@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import subprocess
 import sys
@@ -13,11 +12,8 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
-from celery_singleton_lock import StoreError, StoreUnavailable, locks
-from celery_singleton_lock.context import context_of
-from celery_singleton_lock.worker.bootstep import _add_tasks
+from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
@@ -130,16 +126,6 @@ def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     worker = fresh_worker(WorkerSpec("prefork", 2))
     time.sleep(0.5)
     assert [] == worker.lines(": WARNING/")
-
-
-def test_names_of_tasks(redis_server: RedisServer) -> None:
-    """The thread that registers the names of tasks leaves no connection to the bodies: greenlets could not use it."""
-    app = Celery("names", broker=redis_server.url(db=7), set_as_current=False)
-    context = context_of(app)
-    assert math.inf == _add_tasks(context, ["a.task"])
-    assert not context.store._pool._idle  # type: ignore[attr-defined]
-    assert ["a.task"] == locks.tasks(app)
-    context.end()
 
 
 @pytest.mark.parametrize("login", [":wr0ngpass@", ""])
