@@ -12,7 +12,6 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
-from celery_singleton_lock.worker.control import CANNOT_TERMINATE, singleton_replace
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import ignores_result
@@ -64,6 +63,9 @@ def _reason(request: Any, store: LockStore, wanted: LeaseRequest) -> str:
 
 def terminate(task: Any, request: Any, wanted: LeaseRequest, holder: Holder) -> None:
     """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
+    # A publisher should not import what Celery's workers do.
+    from celery_singleton_lock.worker.control import CANNOT_TERMINATE, singleton_replace
+
     log = about(task, request.id, wanted.lock, holder)
     arguments = {"task_id": holder.task_id, "replacement": request.id}
     try:

@@ -79,6 +79,11 @@ def test_command_imports_little() -> None:
     probe("import celery_singleton_lock.cli; assert 'redis' not in sys.modules")
 
 
+def test_publisher_imports_no_worker() -> None:
+    """A program that only publishes does not import what Celery's workers do."""
+    probe("assert 'celery.worker.control' not in sys.modules")
+
+
 def test_app_without_singletons_is_left_alone() -> None:
     """An app that has no singleton task is not changed by the import."""
     probe(PLAIN_APP)
