@@ -40,7 +40,7 @@ class EventLogger:
 
     def lost(self, state: LeaseState, reason: str = "expired") -> None:
         self._tally.count(state.request.base, f"lost:{reason}")
-        self._report(_log, state, "lost its lock %s and is still running")
+        self._report(_log, state, "lost its lock %s and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
         if state.sends_events:
             self._report(_send_event, state, reason)

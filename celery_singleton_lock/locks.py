@@ -111,7 +111,7 @@ def _statistics(app: Any, name: str) -> Statistics:
         blocked = max(blocked, lock.duplicates)
         if lock.holder.state == "running":
             oldest = min(oldest or lock.since, lock.since)
-    return Statistics(name, records.counters(base), states, oldest, blocked)
+    return Statistics(name, records.counters(base), dict(states), oldest, blocked)
 
 
 def history(app: Any, task: str) -> Sequence[Run]:

@@ -64,7 +64,8 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
     Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
     """
     _refuse_both(key, task)
-    warn_if_unknown(obj.app, task)
+    if task and task not in locks.tasks(obj.app):
+        raise click.ClickException(f"no worker has registered a task or lock group {task!r} in this store")
     locks.hold(obj.app, seconds, key, task)
     found = locks.find(obj.app, key) if key else locks.list(obj.app, task)
     running = sum(lock.holder.state == "running" for lock in found)

@@ -56,7 +56,7 @@ class _Measure(NamedTuple):
 _MEASURES = (
     _Measure("max_age", "oldest", "s", "a lock is held for {}"),
     _Measure("max_blocked", "blocked", "", "a holder has met {} duplicates"),
-    _Measure("max_lost", "lost", "c", "{} locks were lost"),
+    _Measure("max_lost", "lost", "c", "locks lost: {}"),
     _Measure("no_success_for", "since_success", "s", "no success for {}"),
 )
 
@@ -88,7 +88,8 @@ def judge(found: Sequence[Statistics], bounds: Bounds, named: Sequence[str], now
 def _values(one: Statistics, named: bool, now: float) -> tuple[float, float, float, float]:
     """Return the values of a task, in the order of `Bounds`."""
     age = max(0.0, now - one.oldest) if one.oldest else 0.0
-    return age, one.blocked, one.sum("lost"), _since_success(one, named, now)
+    lost = one.sum("lost") - one.counters.get("lost:revoked", 0)  # an operator's release is no alarm
+    return age, one.blocked, lost, _since_success(one, named, now)
 
 
 def _since_success(one: Statistics, named: bool, now: float) -> float:

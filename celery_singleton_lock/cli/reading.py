@@ -109,7 +109,7 @@ def _stats_row(one: Statistics) -> tuple[str, ...]:
 @as_json
 @click.pass_obj
 def history(obj: Any, /, task: str, as_json: bool) -> None:
-    """Show the last runs of a TASK or lock group, or those under one KEY, the newest first."""
+    """Show the last runs of a TASK or lock group, or those under one KEY; the one that ended last comes first."""
     name, _, digest = task.partition(":lock:")
     key = task if digest else ""
     name = unquote(name.partition("{")[2].removesuffix("}")) if key else task

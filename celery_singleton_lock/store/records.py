@@ -88,7 +88,7 @@ class Run:
         node: its worker node.
         pid: its process.
         started: when the lock was granted.
-        ended: when it was released, or found expired.
+        ended: when it was released, or expired.
         outcome: `"success"`, `"failure"`, `"retry"`, `"other"`, `"revoked"` or `"expired"`.
         error: the beginning of the body's error.
     """

@@ -150,17 +150,24 @@ def test_duplicates(
 
 
 def test_reservation(
-    backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any, records: RecordStore, base: str
+    backing: RedisBacking,
+    lease_request: MakeRequest,
+    hold: MakeRequest,
+    counters: Any,
+    locks: Any,
+    records: RecordStore,
+    base: str,
 ) -> None:
     """A reservation is a lease in the state queued, and its start no second one."""
     hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
     assert ["queued"] == [lock.holder.state for lock in locks()]
     assert "last_start" not in records.counters(base)
+    backing.store.acquire(lease_request(noted=DUPLICATE))
     wanted = hold(task_id="t1")
-    assert ["running"] == [lock.holder.state for lock in locks()]
+    assert [("running", 1)] == [(lock.holder.state, lock.duplicates) for lock in locks()]
     end(backing, wanted, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
     assert ["queued"] == [lock.holder.state for lock in locks()]
-    assert {"acquired": 2, "released:retry": 1} == counters()
+    assert {"acquired": 2, "released:retry": 1, "duplicates:skip": 1} == counters()
 
 
 def test_hold_after_a_success(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
@@ -179,6 +186,7 @@ def test_expired(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
     assert {"acquired": 1, "expired": 1} == counters()
     (run,) = records.history(base)
     assert ("t1", "w1@host", 4711, "expired") == (run.task_id, run.node, run.pid, run.outcome)
+    assert 30 - 32 == pytest.approx(run.ended - run.started, abs=0.1), "it expired after 30 s, and the test moved that by 32"
 
 
 def test_registry_is_bounded(backing: RedisBacking, hold: MakeRequest, locks: Any) -> None:

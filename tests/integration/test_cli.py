@@ -228,6 +228,9 @@ def test_stats_and_history(env: WorkerEnvironment, celery: Run) -> None:
     failed = env.job("skip_value").delay(env.tag, "raise")
     assert isinstance(env.error(failed), Boom)
     (now,) = json.loads(celery("singleton", "stats", "--task", "job.skip_value", "--json").stdout)
+    env.hold("skip", tag=env.other_tag("held"))
+    (held,) = json.loads(celery("singleton", "stats", "--task", "job.skip", "--json").stdout)
+    assert 1 <= held["states"]["running"]
     grown = {name: count - before.counters.get(name, 0) for name, count in now["counters"].items()}
     assert (2, 1, 1) == (grown["acquired"], grown["released:success"], grown["released:failure"])
     text = celery("singleton", "stats", "--task", "job.skip_value").stdout

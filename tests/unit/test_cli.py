@@ -72,7 +72,7 @@ def status(found: Statistics, named: Any = (), **bounds: float) -> int:
     [
         ("max_age", lambda value: one(oldest=NOW - value)),
         ("max_blocked", lambda value: one(blocked=value)),
-        ("max_lost", lambda value: one(lost__expired=value - 1, lost__revoked=1)),
+        ("max_lost", lambda value: one(lost__expired=value - 1, lost__not_owner=1)),
         ("no_success_for", lambda value: one(last_start=1, last_success=int(NOW - value) * 1000)),
     ],
 )
@@ -86,6 +86,7 @@ def test_bounds(bound: str, at: Any) -> None:
 def test_bound_of_zero() -> None:
     """Where nothing is allowed, anything is critical."""
     assert (OK, CRITICAL) == (status(one(), max_lost=0), status(one(lost__expired=1), max_lost=0))
+    assert OK == status(one(lost__revoked=1), max_lost=0), "that was an operator"
 
 
 def test_no_success_yet() -> None:

@@ -12,7 +12,7 @@ if ARGV[1] ~= 'queued:line' then
   if not was_reserved and redis.call('HINCRBY', stats, 'acquired', 1) % 8 == 0 then
     --@swept
   end
-  if holder[2] then redis.call('HDEL', KEYS[1], 'duplicates') end -- they were the former holder's
+  if holder[2] and holder[2] ~= ARGV[3] then redis.call('HDEL', KEYS[1], 'duplicates') end -- they were the former holder's
   if state == 'running' then redis.call('HSET', stats, 'last_start', since) end
   if state == 'running' and waited ~= '' then
     --@observe

@@ -1,5 +1,7 @@
 -- Counts leases that have expired. A second late, as a renewal may come in the millisecond in which a lease expires.
-for _, entry in ipairs(redis.call('ZRANGEBYSCORE', registry, '-inf', now - 1000, 'LIMIT', 0, 16)) do
+local expired = redis.call('ZRANGEBYSCORE', registry, '-inf', now - 1000, 'WITHSCORES', 'LIMIT', 0, 16)
+for i = 1, #expired, 2 do
+  local entry, ended = expired[i], expired[i + 1]
   redis.call('ZREM', registry, entry)
   if string.sub(entry, 1, 5) ~= 'held\31' then redis.call('HINCRBY', stats, 'expired', 1) end
   if string.sub(entry, 1, 8) == 'running\31' then

@@ -10,6 +10,7 @@ if redis.call('ZREM', registry, entry) == 1 then
   if not holder[9] and outcome ~= 'started' then -- a body has run
     observe('hold', now - holder[7])
     if outcome == 'success' then redis.call('HSET', stats, 'last_success', string.format('%.0f', now)) end
+    local ended = now
     --@logged
   end
 end
