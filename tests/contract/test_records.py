@@ -186,7 +186,9 @@ def test_expired(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
     assert {"acquired": 1, "expired": 1} == counters()
     (run,) = records.history(base)
     assert ("t1", "w1@host", 4711, "expired") == (run.task_id, run.node, run.pid, run.outcome)
-    assert 30 - 32 == pytest.approx(run.ended - run.started, abs=0.1), "it expired after 30 s, and the test moved that by 32"
+    assert 30 - 32 == pytest.approx(run.ended - run.started, abs=0.1), (
+        "it expired after 30 s, and the test moved that by 32"
+    )
 
 
 def test_registry_is_bounded(backing: RedisBacking, hold: MakeRequest, locks: Any) -> None:

@@ -607,7 +607,7 @@ def test_lost_lease_is_logged_with_its_holder(
     reported = threading.Event()
     execution.context_of(task.app).callbacks.call(reported.set)
     assert reported.wait(5)
-    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running"
+    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running (revoked)"
     assert expected in [record.getMessage() for record in caplog.records]
 
 
