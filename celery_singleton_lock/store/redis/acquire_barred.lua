@@ -1,1 +1,1 @@
-    redis.call('HINCRBY', stats, 'starts_refused', 1)
+    redis.call('HINCRBY', stats, 'starts_refused', '1')

@@ -2,4 +2,4 @@
 -- Notes the lease as a new one (see acquire_recorded.lua).
 --@entry
 redis.call('ZADD', registry, now + ARGV[2], entry_of(KEYS[1], registry, ARGV[3], ARGV[4], ARGV[5], since, fence))
-redis.call('HINCRBY', stats, 'reacquired', 1)
+redis.call('HINCRBY', stats, 'reacquired', '1')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -61,7 +62,7 @@ class RedisRecords:
                 yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
 
     def counters(self, base: str) -> Mapping[str, int]:
-        return {name: int(number) for name, number in pairs(self._server.command("HGETALL", record_keys(base)[1]))}
+        return counters_of(self._server.command("HGETALL", record_keys(base)[1]))
 
     def history(self, base: str) -> list[Run]:
         found = (
@@ -92,6 +93,22 @@ def _holder_of(entry: str, now: float, expires: float) -> tuple[Holder, str, flo
     granted = int(since) / 1000
     age, remaining = max(0.0, now - granted), max(0.0, expires - now)
     return Holder(task_id, node, int(pid), age, remaining, int(fence), state), digest, granted
+
+
+def counters_of(found: Sequence[Any]) -> Mapping[str, int]:
+    """Return the counters of a task name from the fields of its hash.
+
+    The end of a body has one field for its outcome and the time that the lock was held, such as `released:success:0.1`: a
+    field less for each run to write.
+    """
+    counters: Counter[str] = Counter()
+    for field, number in pairs(found):
+        name, _, label = field.partition(":")
+        outcome, _, bound = label.partition(":")
+        counters[f"{name}:{outcome}" if label else name] += int(number)
+        if bound:
+            counters[f"hold:{bound}"] += int(number)
+    return counters
 
 
 def run_of(base: str, text: str) -> Run:

@@ -6,11 +6,12 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local entry = entry_of(lock, registry, unpack(holder, 4, 9))
 if redis.call('ZREM', registry, entry) == 1 then
-  redis.call('HINCRBY', stats, 'released:' .. outcome, 1)
-  if not holder[9] and outcome ~= 'started' then -- a body has run
-    observe('hold', now - holder[7])
-    if outcome == 'success' then redis.call('HSET', stats, 'last_success', string.format('%.0f', now)) end
-    local ended = now
+  if holder[9] or outcome == 'started' then -- no body has run, or it still runs
+    redis.call('HINCRBY', stats, 'released:' .. outcome, '1')
+  else
+    observe('released:' .. outcome, 'hold_ms', now - holder[7])
+    local ended = string.format('%.0f', now)
+    if outcome == 'success' then redis.call('HSET', stats, 'last_success', ended) end
     --@logged
   end
 end
