@@ -108,7 +108,7 @@ def counters_of(found: Sequence[Any]) -> Mapping[str, int]:
         counters[f"{name}:{outcome}" if label else name] += int(number)
         if bound:
             counters[f"hold:{bound}"] += int(number)
-    return counters
+    return dict(counters)
 
 
 def run_of(base: str, text: str) -> Run:
