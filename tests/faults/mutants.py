@@ -127,7 +127,7 @@ MUTANTS = (
         "renewal/pending.py",
         "                    wake()\n",
         "                    pass\n",
-        "tests/integration/test_line.py::test_killed_holder",
+        "tests/overlap/test_line.py::test_killed_holder",
         "timed out|TimeoutError",
     ),
     Mutant(
@@ -450,7 +450,7 @@ MUTANTS = (
         "task.py",
         "            raise exc\n",
         "            pass\n",
-        "tests/integration/test_replace.py::test_autoretry[prefork]",
+        "tests/overlap/test_replace.py::test_autoretry[prefork]",
         "REVOKED",
     ),
     Mutant(
@@ -458,7 +458,7 @@ MUTANTS = (
         "store/redis/acquire_stop.lua",
         "  if holder[7] then\n",
         "  if true then\n",
-        "tests/integration/test_replace.py::test_lock_is_kept_until_the_end[prefork]",
+        "tests/overlap/test_replace.py::test_lock_is_kept_until_the_end[prefork]",
         "the newcomer waits|assert",
     ),
     Mutant(
@@ -466,7 +466,7 @@ MUTANTS = (
         "lease.py",
         "        return min(interval, STOP_INTERVAL) if self.request.stoppable else interval\n",
         "        return interval\n",
-        "tests/integration/test_replace.py::test_cooperative_body[prefork]",
+        "tests/overlap/test_replace.py::test_cooperative_body[prefork]",
         "timed out|assert",
     ),
     Mutant(
@@ -474,7 +474,7 @@ MUTANTS = (
         "policies/replace.py",
         'left <= 0 and duplicate.holder.state == "running"',
         "False",
-        "tests/integration/test_replace.py::test_stubborn_body_is_terminated[prefork]",
+        "tests/overlap/test_replace.py::test_stubborn_body_is_terminated[prefork]",
         "state in",
     ),
     Mutant(
@@ -482,7 +482,7 @@ MUTANTS = (
         "worker/execution.py",
         "        if state.is_stopped_by(error):\n",
         "        if False:\n",
-        "tests/integration/test_replace.py::test_stopped_body[prefork-replace-ensure]",
+        "tests/overlap/test_replace.py::test_stopped_body[prefork-replace-ensure]",
         "state in .*REVOKED",
     ),
     Mutant(
@@ -490,7 +490,7 @@ MUTANTS = (
         "worker/request.py",
         "            revoke_successors(self.task, self._context)\n",
         "            pass\n",
-        "tests/integration/test_replace.py::test_canvas_of_a_terminated_task[prefork]",
+        "tests/overlap/test_replace.py::test_canvas_of_a_terminated_task[prefork]",
         "timed out|TimeoutError",
     ),
     Mutant(
@@ -514,7 +514,7 @@ MUTANTS = (
         "worker/join.py",
         "    if state.found_free if holder is None else",
         "    if True if holder is None else",
-        "tests/integration/test_join.py::test_holder_without_a_result[prefork]",
+        "tests/overlap/test_join.py::test_holder_without_a_result[prefork]",
         "> 0.9",
     ),
     Mutant(
@@ -522,7 +522,7 @@ MUTANTS = (
         "worker/join.py",
         "    elif holder.task_id in (request.parent_id, request.root_id):\n",
         "    elif False:\n",
-        "tests/integration/test_join.py::test_descendant[prefork]",
+        "tests/overlap/test_join.py::test_descendant[prefork]",
         "isinstance.*TimeoutError",
     ),
     Mutant(
@@ -530,7 +530,7 @@ MUTANTS = (
         "worker/join.py",
         "    if found not in (RETRY, _UNKNOWN):",
         "    if found != _UNKNOWN:",
-        "tests/integration/test_join.py::test_own_retries_of_the_holder[prefork]",
+        "tests/overlap/test_join.py::test_own_retries_of_the_holder[prefork]",
         "assert",
     ),
     Mutant(
@@ -538,7 +538,7 @@ MUTANTS = (
         "worker/join.py",
         "copy=0.0, follows=holder.task_id,",
         "copy=0.0, follows=state.follows or holder.task_id,",
-        "tests/integration/test_join.py::test_killed_holder[prefork]",
+        "tests/overlap/test_join.py::test_killed_holder[prefork]",
         "assert 2 ==",
     ),
     Mutant(
@@ -546,7 +546,7 @@ MUTANTS = (
         "worker/join.py",
         "_VANISHED = (WorkerLostError, Retry)",
         "_VANISHED = ()",
-        "tests/integration/test_join.py::test_killed_holder[prefork]",
+        "tests/overlap/test_join.py::test_killed_holder[prefork]",
         "WorkerLostError",
     ),
     Mutant(

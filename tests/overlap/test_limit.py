@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
-from tests.integration.test_line import in_line, order
+from tests.overlap.test_line import in_line, order
 from tests.servers import until
 
 POOLS = ("prefork", "threads")

@@ -22,11 +22,11 @@ from celery_singleton_lock.store.protocol import record_keys
 from tests.integration.conftest import forget_results
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorker, WorkerSpec
-from tests.integration.recipes_app import BLOCKS, HOUR, run_page
 from tests.integration.recorder import Event, Recorder
-from tests.integration.test_limit import most_at_once
-from tests.integration.test_line import in_line
-from tests.integration.test_replace import reason
+from tests.overlap.recipes_app import BLOCKS, HOUR, run_page
+from tests.overlap.test_limit import most_at_once
+from tests.overlap.test_line import in_line
+from tests.overlap.test_replace import reason
 from tests.servers import Process, until
 
 #: Webhooks in a storm. Each costs three deliveries, so the 10,000 of `tox -e storm` take minutes.
@@ -40,7 +40,7 @@ QUIET = HOUR / 3
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
     """Two workers, which run the page's code; the second one does one thing at a time."""
-    program = ("-m", "celery", "-A", "tests.integration.recipes_app")
+    program = ("-m", "celery", "-A", "tests.overlap.recipes_app")
     return [WorkerSpec(program=program), WorkerSpec("solo", 1, program=program, log_level="WARNING")]
 
 
@@ -76,7 +76,7 @@ def beats_since(
     page: SimpleNamespace, local_workers: list[LocalWorker], run_directory: Path, celery_worker_cluster: Any
 ) -> Iterator[int]:
     """The hour in which two beats with the page's schedule began; they run during all tests of this module."""
-    program = [sys.executable, "-m", "celery", "-A", "tests.integration.recipes_app", "beat", "--pidfile="]
+    program = [sys.executable, "-m", "celery", "-A", "tests.overlap.recipes_app", "beat", "--pidfile="]
     places = [run_directory / f"{local_workers[0].name}-beat{number}" for number in range(2)]
     beats = [
         Process([*program, f"--schedule={place}"], Path(f"{place}.log"), local_workers[0].process.env)

@@ -49,7 +49,7 @@ SIDE_BY_SIDE = 10
 
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
-    program = ("-m", "celery", "-A", "tests.integration.pairs_app")
+    program = ("-m", "celery", "-A", "tests.overlap.pairs_app")
     return [WorkerSpec("prefork", 2 * SIDE_BY_SIDE + 4, program=program)]
 
 
