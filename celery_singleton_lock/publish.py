@@ -7,6 +7,7 @@ lease. A message that was given a task id, such as a member of a chain, group or
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery.utils import uuid
@@ -25,6 +26,7 @@ from celery_singleton_lock.reservation import lifetime, reservation
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.worker.decision import policy_of
+from celery_singleton_lock.worker.line import publish_next
 from celery_singleton_lock.worker.noting import note_failure
 
 
@@ -58,7 +60,7 @@ def publish(
         result = send(task_id=wanted.task_id)
     except BaseException:
         if holder is None:
-            _cancel(task, wanted)
+            _cancel(task, config, wanted)
         raise
     result.duplicate = holder
     return result
@@ -105,8 +107,10 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
     return result
 
 
-def _cancel(task: Any, wanted: LeaseRequest) -> None:
+def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
     try:
-        context_of(task.app).store.release(wanted, success=False)
+        released = context_of(task.app).store.release(replace(wanted, ttl=config.options.lock_ttl), success=False)
     except StoreError as error:  # it expires
         about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)
+    else:
+        publish_next(task, wanted.task_id, released.message)

@@ -32,15 +32,16 @@ def free_reservation(
     task_id: str,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    wake: Callable[[], object],
+    publish: Callable[[str], object],
 ) -> None:
-    """Release the reservation of a message that no worker will start, in the background, and then `wake` the next in line.
+    """Release the reservation of a message that no worker will start, in the background; `publish` the next in line.
 
     Its publisher may have had another `lock_from` than this worker.
     """
     if config.options.singleton:
         wanted = reservation(config, task_id, args, kwargs, config.options.lock_ttl)
-        context_of(task.app).renewer.release_later(PendingRelease(wanted, success=False, outcome=False, wake=wake))
+        pending = PendingRelease(wanted, success=False, outcome=False, publish=publish)
+        context_of(task.app).renewer.release_later(pending)
 
 
 def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:

@@ -20,6 +20,7 @@ from celery_singleton_lock.context import ProcessContext, context_of, replace_co
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.task import SingletonMixin
+from celery_singleton_lock.worker.line import publish_next
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
 
@@ -60,7 +61,7 @@ def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     try:
         yield Holder(wanted.task_id, wanted.node, wanted.pid, 0.0, wanted.ttl)
     finally:
-        store.release(wanted, success=False)
+        publish_next(task, task_id, store.release(wanted, success=False).message)
 
 
 def assert_held(task: Any, *args: Any, **kwargs: Any) -> Holder:

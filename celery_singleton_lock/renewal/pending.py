@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore, Waiting
+from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts
@@ -23,19 +23,19 @@ class PendingRelease:
         outcome: bool | None = None,
         kept: Kept | None = None,
         held_until: float = 0.0,
-        wake: Callable[[], object] | None = None,
+        publish: Callable[[str], object] | None = None,
     ) -> None:
         self.request = request
         self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
         self.held_until = held_until  # the signature stays held until this time of `now`
-        self.wake = wake  # has the next in line published, in another thread
+        self.publish = publish  # has the message of the next in line published, in another thread
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
-        self.line_waits = False  # for the lock, which is reserved for its head
+        self.message = ""  # of the next in line, to be published
 
     def send(self, store: LockStore, timeout: float | None = None) -> None:
         """Release the lock, or keep a redelivery waiting; tell it the outcome once that is known.
@@ -46,8 +46,7 @@ class PendingRelease:
         outcome = self.outcome
         hold = self.held_until - now() if self.held_until else 0.0
         kept = Kept("held", hold) if hold > 0 else self.kept
-        waiting = store.release(self.request, self.success, timeout, kept)
-        self.redelivery_waits, self.line_waits = Waiting.REDELIVERY in waiting, Waiting.LINE in waiting
+        self.redelivery_waits, self.message = store.release(self.request, self.success, timeout, kept)
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:
@@ -86,10 +85,8 @@ class PendingReleases:
             pending.due = time + pending.interval
             try:
                 pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
-                # Whatever the answer was: an earlier call, or a process that is dead, may have released the lock.
-                wake, pending.wake = pending.wake, None
-                if wake:
-                    wake()
+                if pending.message and pending.publish:
+                    pending.publish(pending.message)
             except StoreUnavailable:  # for the others, too
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again

@@ -16,8 +16,8 @@ from celery_singleton_lock.store.protocol import (
     Kept,
     LeaseRequest,
     Place,
+    Released,
     RenewResult,
-    Waiting,
 )
 from celery_singleton_lock.store.records import RecordStore
 
@@ -67,7 +67,7 @@ class MemoryStore(Records):
         if wanted.limit and record is None and is_turn and wanted.token == protocol.LINE_TOKEN:
             line.take_message(place.ticket, wanted.ttl)  # which keeps the place until it starts
             return AcquireResult(AcquireStatus.GRANTED)
-        if record and is_reserved and is_turn and not (wanted.queued and record.woken):
+        if record and is_reserved and is_turn and not (wanted.queued and record.named):
             record = self._records.pop(lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
@@ -96,7 +96,7 @@ class MemoryStore(Records):
         """Tell whether this message may start once the lock or a slot is free: in its turn, or if it was published."""
         is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
         if wanted.limit and record is None:
-            is_turn = line.is_turn(place.ticket, self._free_slots(wanted))
+            is_turn = line.is_turn(place.ticket, self._free_slots(wanted.slot_lock(0), wanted.limit))
         is_turn = is_turn or bool(place.ticket and not place.room and wanted.token != protocol.LINE_TOKEN)
         if place.quiet:
             is_reserved = record is not None and record.token == protocol.LINE_TOKEN and not line.quiet
@@ -106,26 +106,32 @@ class MemoryStore(Records):
             is_turn = is_turn and not line.quiet
         return is_turn
 
-    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
-        with self._mutex:
-            if wanted.limit:
-                return self._line(wanted).next_turn(self._free_slots(wanted), wanted.ttl)
-            record = self._find(wanted.lock)
-            if record is None or record.token != protocol.LINE_TOKEN or record.woken:
-                return ""
-            head = self._line(wanted).wake(wanted.ttl)
-            if head is None:
-                del self._records[wanted.lock]
-                return ""
-            record.task_id, record.expires, record.woken = head.task_id, self._clock() + wanted.ttl, True
-            return head.message
-
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         with self._mutex:
             line, record = self._line(wanted), self._find(wanted.lock)
-            if record and record.token == protocol.LINE_TOKEN and line.head() == ticket:
-                record.woken = False
+            is_reserved = record is not None and record.token == protocol.LINE_TOKEN
+            is_turn = record is not None and is_reserved and (not record.named or line.head() == ticket)
             line.use(ticket, "")
+            if wanted.limit:
+                return line.next_turn(self._free_slots(wanted.slot_lock(0), wanted.limit), wanted.ttl)
+            return self._name_next(line, wanted.lock, wanted.ttl) if is_turn else ""
+
+    def _name_next(self, line: Line | None, lock: str, ttl: float) -> str:
+        """Reserve a lock for the head of the line and return its message, or delete it."""
+        head = line.name_head(ttl) if line else None
+        record = self._records.pop(lock)
+        if head is None:
+            return ""
+        self._records[lock] = replace(
+            record,
+            token=protocol.LINE_TOKEN,
+            task_id=head.task_id,
+            expires=self._clock() + ttl,
+            state="queued",
+            named=True,
+            redelivered=False,
+        )
+        return head.message
 
     def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
@@ -134,6 +140,7 @@ class MemoryStore(Records):
             fence = self._note_fence(wanted.base, lock, wanted.ttl, fence)
             record = Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
             record.state = "queued" if wanted.queued else record.state
+            record.limit = wanted.limit
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
         if wanted.supervised or (wanted.limit and not wanted.queued):
@@ -169,22 +176,24 @@ class MemoryStore(Records):
 
     def release(
         self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
-    ) -> Waiting:
+    ) -> Released:
         with self._mutex:
             self._end_starts(wanted, success)
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
-            finishing, line_waits = f"finishing:{wanted.token}", Waiting.NOBODY
+            finishing, message = f"finishing:{wanted.token}", ""
             if record and record.token == wanted.token:
-                line = self._lines.get(f"{wanted.base}:{lock.removeprefix(f'{wanted.base}:lock:').partition(':')[0]}")
-                if not kept and line and line.waiting:
-                    line_waits = Waiting.LINE
-                    kept = None if wanted.limit else Kept("queued", wanted.ttl, protocol.LINE_TOKEN)
+                digest = lock.removeprefix(f"{wanted.base}:lock:").partition(":")[0]
+                line = self._lines.get(f"{wanted.base}:{digest}")
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)
-                else:
+                elif record.limit:
                     del self._records[lock]
+                    free = self._free_slots(f"{wanted.base}:lock:{digest}", record.limit)
+                    message = line.next_turn(free, wanted.ttl) if line else ""
+                else:
+                    message = self._name_next(line, lock, wanted.ttl)
                 self._records.pop(wanted.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
@@ -194,7 +203,7 @@ class MemoryStore(Records):
                 waits = completed is not None and completed.token == finishing
             if waits:
                 self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
-            return line_waits | (Waiting.REDELIVERY if waits else Waiting.NOBODY)
+            return Released(waits, message)
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:

@@ -1,4 +1,4 @@
-"""The lines of a store in memory: as `acquire_line.lua` and `wake.lua` in the store on Redis."""
+"""The lines of a store in memory: as `acquire_line.lua` and `any_next.lua` in the store on Redis."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Line:
         return rank < free
 
     def next_turn(self, free: int, ttl: float) -> str:
-        """Return the message of the first in line whose turn it is and who was not woken."""
+        """Return the message of the first in line whose turn it is and who was not named."""
         self.is_turn("", free)  # removes those that are late
         first = list(self.waiting.items())[: max(0, free)] if not self.quiet else []
         return next((self.take_message(ticket, ttl) for ticket, one in first if one.message), "")
@@ -105,7 +105,7 @@ class Line:
             self.waiting.pop(ticket, None)
             self.used[ticket] = (self.clock() + COPY_TTL, by)
 
-    def wake(self, ttl: float) -> _Waiting | None:
+    def name_head(self, ttl: float) -> _Waiting | None:
         """Give the first in line its turn, unless its copy is to start it."""
         head = self.head()
         if head and self.waiting[head].message and not self.quiet:

@@ -29,7 +29,8 @@ class Record:
     state: str = "running"
     stop: str = ""  # token of the holder that is asked to stop
     asked: float = 0.0  # since when
-    woken: bool = False  # reserved for a head of the line whose message was published
+    named: bool = False  # reserved for a head of the line whose message was published
+    limit: int = 0  # how many may hold the signature
     starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
 
@@ -127,8 +128,8 @@ class Records:
         keys = [key for key in self._records if key == lock or key.startswith(f"{lock}:")]
         return {int(key[len(lock) + 1 :] or 0): record for key in keys if (record := self._find(key))}
 
-    def _free_slots(self, wanted: LeaseRequest) -> int:
-        return wanted.limit - len(self._held_slots(wanted.slot_lock(0)))
+    def _free_slots(self, lock: str, limit: int) -> int:
+        return limit - len(self._held_slots(lock))
 
     def _lock_of(self, wanted: LeaseRequest) -> str:
         if not wanted.by_token:

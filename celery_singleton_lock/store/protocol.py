@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntFlag
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.holder import Holder
@@ -187,12 +187,11 @@ class AcquireResult:
     ahead: int = 0  # how many of those that wait are before this message
 
 
-class Waiting(IntFlag):
-    """Who waits for a lock that is released."""
+class Released(NamedTuple):
+    """Who waited for a lock that was released."""
 
-    NOBODY = 0
-    REDELIVERY = 1  # for the outcome: see `LockStore.record_outcome`
-    LINE = 2  # for the lock, which is reserved for the head of the line, or for a slot: see `LockStore.wake`
+    redelivery_waits: bool = False  # for the outcome: see `LockStore.record_outcome`
+    message: str = ""  # to be published: of the next in line, whose turn it is for a TTL
 
 
 class RenewResult(Enum):
@@ -230,24 +229,19 @@ class LockStore(Protocol):
 
     def release(
         self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
-    ) -> Waiting:
-        """Delete the lock if this token owns it, or reserve it for the head of its line; return who waits.
+    ) -> Released:
+        """Delete the lock if this token owns it, or reserve it for the next in line; return who waits.
 
         A redelivery waits for a TTL; a release that is sent again lets it wait for another. `kept` says what the lock becomes
-        instead of free. `success` is None if the body never started.
+        instead of free. `success` is None if the body never started. With a limit no slot is reserved, and the next in line is
+        the first message whose turn it is and that was not returned before.
         """
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
 
-    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
-        """Return the message of the head of the line, whose turn it is for a TTL; empty if there is none to publish.
-
-        With a limit: the first message in line whose turn it is and that was not returned before.
-        """
-
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
-        """Take a message out of the line, and have its copies dropped; return nothing. If it was woken, the next one may be."""
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
+        """Take a message out of the line, and have its copies dropped; return the next one, as `release`, if it was its turn."""
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         """Return who holds this lock, or None.

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from celery.canvas import Signature
 from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601
@@ -102,7 +101,7 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         raise
     if decision.terminate and result.holder:
         terminate(task, request, wanted, result.holder)
-    message = _text(_started_by(task, request, state))
+    message = _text(task.app, _started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
 
@@ -131,10 +130,7 @@ def handle_copy(
         counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED) and not _runs(request, result)
         if counts and _seconds_left(state.expires) <= 0:
             state = state._replace(ticket="")  # the worker that receives the message stores REVOKED
-            store.leave(wanted, retry_state_of(request).ticket)
-            if result.status is AcquireStatus.GRANTED:
-                store.release(wanted, success=None)
-                wake(task, store, wanted)  # the next in line
+            leave(task, store, wanted, retry_state_of(request).ticket)
         elif counts and result.status is AcquireStatus.HELD:
             policy = policy_of(task, config.options, result.holder or Holder())
             _, decision = decide(task, request, policy, result)
@@ -182,7 +178,7 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
     about(task, request.id, wanted.lock).error("waited in line and could neither go on nor be published: %s", failure)
     task.backend.mark_as_failure(request.id, failure, request=request)
     try:
-        store.leave(wanted, retry_state_of(request).ticket)
+        leave(task, store, wanted, retry_state_of(request).ticket)
     except StoreError as error:
         about(task, request.id, wanted.lock).warning("could not leave the line: %s", error)
     raise Ignore("the message that waited in line has failed")
@@ -191,46 +187,69 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
 def leave_line(
     task: Any, config: TaskConfig, state: RetryState, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
-    """Take a message that no worker will start out of the line, and wake the next one if it was its turn."""
-    store, wanted = context_of(task.app).store, _of_line(config, args, kwargs)
-    store.leave(wanted, state.ticket)
-    wake(task, store, wanted)
-
-
-def wake_line(task: Any, config: TaskConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Publish the message of the first in line, after the lock of a call was released."""
-    wake(task, context_of(task.app).store, _of_line(config, args, kwargs))
-
-
-def _of_line(config: TaskConfig, args: Sequence[Any], kwargs: Mapping[str, Any]) -> LeaseRequest:
+    """Take a message that no worker will start out of the line, and publish the next one if it was its turn."""
     digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
-    return LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    leave(task, context_of(task.app).store, wanted, state.ticket)
 
 
-def wake(task: Any, store: LockStore, wanted: LeaseRequest) -> None:
-    """Publish the message of the first in line, for which the lock is reserved. If that fails, its copy starts it later."""
+def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> None:
+    """Take a message out of the line, and publish the next one if it was its turn.
+
+    Raises:
+        StoreError: the store is unreachable, or refused.
+    """
+    publish_next(task, wanted.task_id, store.leave(wanted, ticket))
+
+
+def publish_next(task: Any, task_id: str, message: str) -> None:
+    """Publish the message of the next in line, if there is one. If that fails, its copy starts it later.
+
+    Arguments:
+        task_id: whose lock was released.
+        message: what the store has named.
+    """
+    if not message:
+        return
     try:
-        text = store.wake(wanted)
-        if text:
-            Signature.from_dict(_json.loads(text), app=task.app).apply_async()
-    except StoreError as error:
-        about(task, wanted.task_id, wanted.lock).warning(
-            "could not wake the next in line for %s: %s", wanted.lock, error
-        )
-    except Exception as error:  # the broker, or a receiver of a signal
-        log = about(task, wanted.task_id, wanted.lock)
-        log.warning("could not publish the next in line for %s: %r", wanted.lock, error)
+        body, queue, options = _json.loads(message)
+        declare = [task.app.amqp.queues[queue]] if queue else None
+        with task.app.producer_or_acquire() as producer:
+            producer.publish(body, declare=declare, **options)
+    except Exception as error:  # of the broker, say
+        about(task, task_id).warning("could not publish the next in line: %r", error)
 
 
-def _text(signature: Any) -> str:
-    """Return a signature as JSON, or nothing if it is long, or if JSON may change its arguments."""
-    options = dict(signature.options)
-    if options["serializer"] != "json":
+class _Recorder:
+    """A producer that publishes nothing, and notes what it was to publish."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+        self.noted: list[tuple[Any, dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> None:
+        self.noted.append((body, options))
+
+
+def _text(app: Any, signature: Any) -> str:
+    """Return the message of a signature as JSON: its body, its queue, and the options of `kombu.Producer.publish`.
+
+    Return nothing if it is long, or if JSON may change its arguments: then its copy starts it.
+    """
+    if signature.options["serializer"] != "json":
         return ""
-    queue = options.get("queue")
-    options["queue"] = getattr(queue, "name", queue)
     try:
-        text: str = _json.dumps({**signature, "options": options})
-    except Exception:  # an argument or header that JSON cannot express: the copy starts the message
+        with app.producer_or_acquire() as producer:
+            recorder = _Recorder(producer)
+            signature.apply_async(producer=recorder)
+        body, options = recorder.noted[0]  # Celery may also send an event with it
+        declared, exchange = options.pop("declare") or [None], options["exchange"]
+        options["exchange"] = getattr(exchange, "name", exchange)
+        options.pop("expiration", None)  # counts from the publish; workers look at the header `expires`
+        text: str = _json.dumps((body, getattr(declared[0], "name", None), options))
+    except Exception:  # such as an argument or header that JSON cannot express
         return ""
     return text if len(text) <= MAX_MESSAGE else ""

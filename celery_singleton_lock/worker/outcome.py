@@ -21,6 +21,7 @@ from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues
 from celery_singleton_lock.worker.join import follow
+from celery_singleton_lock.worker.line import leave
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
 from celery_singleton_lock.worker.replaced import drop_replaced
 from celery_singleton_lock.worker.republish import (
@@ -56,7 +57,7 @@ def handle_duplicate(
     if isinstance(decision, RunLater):
         run_later(task, request, decision.delay, error, wanted)
     if wanted.place and wanted.place.ticket:
-        store.leave(wanted, wanted.place.ticket)
+        leave(task, store, wanted, wanted.place.ticket)
     if isinstance(decision, Follow):
         return follow(task, request, wanted, decision, holder)
     if isinstance(decision, SkipRun):
@@ -110,7 +111,7 @@ def _refuse_start(task: Any, request: Any, store: LockStore, wanted: LeaseReques
     limit = options.max_starts
     assert limit is not None
     if wanted.place and wanted.place.ticket:
-        store.leave(wanted, wanted.place.ticket)
+        leave(task, store, wanted, wanted.place.ticket)
     error = TooManyStarts(wanted.lock, limit.n, limit.count)
     about(task, request.id, wanted.lock).warning("failed: %s", error)
     raise error

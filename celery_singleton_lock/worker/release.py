@@ -18,7 +18,7 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept
-from celery_singleton_lock.worker.line import wake
+from celery_singleton_lock.worker.line import publish_next
 from celery_singleton_lock.worker.noting import note_failure
 
 #: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
@@ -70,19 +70,19 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         else:
             if logger.isEnabledFor(DEBUG):
                 about(state.task, request.task_id, request.lock).debug("released %s", request.lock)
-            if pending.line_waits:
-                wake(state.task, execution.context.store, request)
+            if pending.message:
+                publish_next(state.task, request.task_id, pending.message)
             if not state.lost:
                 send(signals.lock_released, state.task, lease=execution.lease)
     if state.reacquired or (state.unreleased and not pending.confirmed):
-        execution.pending, pending.wake = pending, _wake_later(execution.context, state)
+        execution.pending, pending.publish = pending, _publish_later(execution.context, state)
         renewer.release_later(pending)
     state.unreleased = False
 
 
-def _wake_later(context: ProcessContext, state: LeaseState) -> Callable[[], None]:
+def _publish_later(context: ProcessContext, state: LeaseState) -> Callable[[str], None]:
     """Return what has the next in line published, without delaying the thread that calls it."""
-    return partial(context.callbacks.call, partial(wake, state.task, context.store, state.request))
+    return lambda message: context.callbacks.call(partial(publish_next, state.task, state.request.task_id, message))
 
 
 def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
@@ -100,7 +100,7 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
-        unanswered = PendingRelease(lease.request, None, outcome=False, wake=_wake_later(context, lease))
+        unanswered = PendingRelease(lease.request, None, outcome=False, publish=_publish_later(context, lease))
         context.renewer.release_later(unanswered, unanswered=True)
     if (pending := execution.pending) is not None:
         pending.outcome = state == "SUCCESS"

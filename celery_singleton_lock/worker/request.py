@@ -17,7 +17,7 @@ from celery_singleton_lock.reservation import free_reservation
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
-from celery_singleton_lock.worker.line import leave_line, wake_line
+from celery_singleton_lock.worker.line import leave_line, publish_next
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
@@ -50,7 +50,7 @@ class DeliveryMixin:
         if self.supervisor is not None:
             try:
                 at_most = self._config().options.lock_at_most
-                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most, self._wake_line)
+                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most, self._publish_next)
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id).exception("has a lock that the supervisor cannot renew")
 
@@ -65,7 +65,7 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._wake_line)
+                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._publish_next)
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
@@ -112,10 +112,9 @@ class DeliveryMixin:
     def _config(self: Any) -> TaskConfig:
         return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
 
-    def _wake_line(self: Any) -> None:
+    def _publish_next(self: Any, message: str) -> None:
         """Have the next in line published by another thread: the one that renews calls this."""
-        wake = partial(wake_line, self.task, self._config(), self.args, self.kwargs)
-        context_of(self.task.app).callbacks.call(wake)
+        context_of(self.task.app).callbacks.call(partial(publish_next, self.task, self.id, message))
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = self._config()

@@ -32,7 +32,7 @@ class ChildLease:
     is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
     due: float
     cap: float = math.inf  # not renewed from then on
-    wake: Callable[[], object] | None = None  # has the next in line published, in another thread
+    publish: Callable[[str], object] | None = None  # has the message of the next in line published, in another thread
     revoked: bool = False  # the child finds out for itself
 
     def is_active(self, time: float) -> bool:
@@ -70,11 +70,11 @@ class Supervisor:
         request: LeaseRequest,
         is_running: Callable[[], bool],
         at_most: float | None = None,
-        wake: Callable[[], object] | None = None,
+        publish: Callable[[str], object] | None = None,
     ) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
         time = self._clock()
-        lease = ChildLease(request, is_running, time + request.ttl / 3, wake=wake)
+        lease = ChildLease(request, is_running, time + request.ttl / 3, publish=publish)
         if at_most is not None:
             lease.cap = time + at_most
         with self._mutex:
@@ -122,7 +122,7 @@ class Supervisor:
             os.close(child.handle)
         lease = child.lease
         self._renewer.remove(lease)
-        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, wake=lease.wake))
+        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=lease.publish))
         if lease.is_running():
             logger.info("Pool process %d died, its lock is released: task id %s", pid, lease.request.task_id)
 

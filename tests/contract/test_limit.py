@@ -306,7 +306,7 @@ def test_redelivery_finds_its_first_delivery(store: LockStore, lease_request: Ma
     first = take(store, lease_request(limit=5, task_id="same"))
     again = lease_request(limit=5, task_id="same", redelivered=True)
     assert "same" == refused(store, again)
-    assert store.release(first, success=True)
+    assert store.release(first, success=True).redelivery_waits
     assert "same" == refused(store, again)
     store.record_outcome(first, success=True)
     assert store.acquire(again).status is AcquireStatus.COMPLETED
@@ -318,7 +318,7 @@ def test_redelivery_after_a_failure_runs(store: LockStore, lease_request: MakeRe
     first = take(store, lease_request(limit=2, task_id="same"))
     again = lease_request(limit=2, task_id="same")
     assert "same" == refused(store, again)
-    assert not store.release(first, success=False)
+    assert not store.release(first, success=False).redelivery_waits
     take(store, again)
 
 

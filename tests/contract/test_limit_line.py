@@ -16,7 +16,7 @@ from celery_singleton_lock.store.protocol import (
     LeaseRequest,
     LockStore,
     Place,
-    Waiting,
+    Released,
     queued_token,
 )
 from tests.contract.conftest import Backing
@@ -50,7 +50,7 @@ class Deliveries:
         return self.acquire(name, f"ticket {name}", copy, token=LINE_TOKEN, queued=True)
 
     def join(self, name: str, copy: float = 0.0, due: float = 40.0, limit: int = 3, **more: object) -> AcquireResult:
-        """Let a message wait; its ticket is its name, and its text what wakes it."""
+        """Let a message wait; its ticket is its name, and its text what starts it."""
         place = Place(f"ticket {name}", copy, 9, False, copy + 1.5, due, f"message {name}")
         return self.store.acquire(self.request(name, place._replace(**more), limit=limit))
 
@@ -83,9 +83,8 @@ def test_as_many_as_slots_are_free(deliveries: Deliveries) -> None:
     for name in "abcd":
         assert deliveries.join(name).is_waiting
     for holder, name in zip(holders[:2], "ab", strict=True):
-        assert store.release(holder, success=True) == Waiting.LINE
-        assert f"message {name}" == store.wake(holder)
-        assert "" == store.wake(holder)
+        assert f"message {name}" == store.release(holder, success=True).message
+        assert "" == store.release(holder, success=True).message
     assert HELD is deliveries.acquire("newcomer").status
     assert HELD is deliveries.copy("c").status
     second = deliveries.start("b", "ticket b", 0.5)
@@ -98,8 +97,7 @@ def test_as_many_as_slots_are_free(deliveries: Deliveries) -> None:
         result.waiting,
         result.head,
     )
-    assert store.release(first, success=True) == Waiting.LINE
-    assert "message c" == store.wake(first)
+    assert "message c" == store.release(first, success=True).message
 
 
 def test_newcomers_come_behind_all_that_wait(deliveries: Deliveries) -> None:
@@ -135,17 +133,15 @@ def test_copy_in_its_turn(deliveries: Deliveries) -> None:
     assert HELD is deliveries.copy("a").status
     store.release(holders[0], success=True)
     assert GRANTED is deliveries.copy("a").status
-    assert "" == store.wake(holders[0])
     assert HELD is deliveries.acquire("newcomer").status
     assert HELD is deliveries.copy("b").status
-    store.release(holders[1], success=True)
-    assert "message b" == store.wake(holders[1])
+    assert "message b" == store.release(holders[1], success=True).message
     deliveries.start("a", "ticket a", 2.0)
     assert DROPPED is deliveries.acquire("a", "ticket a", 0.5).status
 
 
 def test_end_that_names_nobody(deliveries: Deliveries) -> None:
-    """If the worker of a holder dies between release and wake, the copies of as many messages as slots are free start them."""
+    """If the worker of a holder dies after the release, the copies of as many messages as slots are free start them."""
     store, holders = deliveries.store, deliveries.fill()
     for name in "abc":
         deliveries.join(name)
@@ -174,8 +170,7 @@ def test_late_places_are_not_named(backing: Backing, deliveries: Deliveries) -> 
     for name, due in (("a", 10.0), ("b", 10.0), ("c", 100.0)):
         deliveries.join(name, due=due)
     backing.wait(11)
-    deliveries.store.release(holders[0], success=True)
-    assert "message c" == deliveries.store.wake(holders[0])
+    assert "message c" == deliveries.store.release(holders[0], success=True).message
 
 
 def test_named_message_that_does_not_start(backing: Backing, deliveries: Deliveries) -> None:
@@ -183,9 +178,8 @@ def test_named_message_that_does_not_start(backing: Backing, deliveries: Deliver
     holders = deliveries.fill(ttl=200.0)
     for name in "ab":
         deliveries.join(name, due=100.0)
-    deliveries.store.release(holders[0], success=True)
     holders[0].ttl = 20.0
-    assert "message a" == deliveries.store.wake(holders[0])
+    assert "message a" == deliveries.store.release(holders[0], success=True).message
     backing.wait(21)
     assert GRANTED is deliveries.copy("b").status
     deliveries.start("a", "ticket a", 0.5)
@@ -196,23 +190,19 @@ def test_delivery_that_does_not_ask_the_line(deliveries: Deliveries) -> None:
     """It may overtake; the message that comes in vain is dropped and started by its copy."""
     store, holders = deliveries.store, deliveries.fill()
     deliveries.join("a")
-    store.release(holders[0], success=True)
-    assert "message a" == store.wake(holders[0])
+    assert "message a" == store.release(holders[0], success=True).message
     outsider = deliveries.granted(deliveries.request("outsider"))
     assert DROPPED is deliveries.acquire("a", "ticket a", 0.5).status
     assert HELD is deliveries.copy("a").status
     assert deliveries.join("a", copy=1.5).is_waiting
-    assert store.release(outsider, success=True) == Waiting.LINE
-    assert "message a" == store.wake(outsider)
+    assert "message a" == store.release(outsider, success=True).message
 
 
 def test_lower_limit_of_a_message(deliveries: Deliveries) -> None:
     """A message that is named although its own limit is lower waits until fewer run."""
     store, holders = deliveries.store, deliveries.fill()
     deliveries.join("a")
-    for holder in holders[:2]:
-        store.release(holder, success=True)
-    assert "message a" == store.wake(holders[0])
+    assert ["message a", ""] == [store.release(holder, success=True).message for holder in holders[:2]]
     assert HELD is deliveries.acquire("a", "ticket a", 1.5, limit=1).status
     store.release(holders[2], success=True)
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, limit=1).status
@@ -223,11 +213,9 @@ def test_message_without_text(deliveries: Deliveries) -> None:
     store, holders = deliveries.store, deliveries.fill()
     deliveries.join("a", message="")
     deliveries.join("b")
-    store.release(holders[0], success=True)
-    assert "" == store.wake(holders[0])
+    assert "" == store.release(holders[0], success=True).message
     assert HELD is deliveries.copy("b").status
-    store.release(holders[1], success=True)
-    assert "message b" == store.wake(holders[1])
+    assert "message b" == store.release(holders[1], success=True).message
     assert GRANTED is deliveries.copy("a").status
 
 
@@ -237,8 +225,7 @@ def test_quiet_time(backing: Backing, deliveries: Deliveries) -> None:
     quiet = Place(quiet=10.0, max_quiet=60.0)
     assert HELD is deliveries.store.acquire(deliveries.request("a", quiet)).status
     assert deliveries.join("a", quiet=10.0, max_quiet=60.0).is_waiting
-    deliveries.store.release(holder, success=True)
-    assert "" == deliveries.store.wake(holder)
+    assert "" == deliveries.store.release(holder, success=True).message
     asked = quiet._replace(ticket="ticket a", copy=1.5)
     request = deliveries.request("a", asked, token=LINE_TOKEN, queued=True)
     assert HELD is deliveries.store.acquire(request).status
@@ -252,8 +239,7 @@ def test_replacing(deliveries: Deliveries) -> None:
     deliveries.join("a", room=1)
     assert (1, "b") == ((result := deliveries.join("b", room=1, replace=True)).waiting, result.head)
     assert SUPERSEDED is deliveries.copy("a").status
-    store.release(holders[0], success=True)
-    assert "message b" == store.wake(holders[0])
+    assert "message b" == store.release(holders[0], success=True).message
     assert GRANTED is deliveries.join("c", room=1, replace=True).status
     assert SUPERSEDED is deliveries.acquire("b", "ticket b", 0.5).status
 
@@ -266,7 +252,7 @@ def test_release_for_a_dead_child(deliveries: Deliveries, lease_request: MakeReq
     (first, *_) = deliveries.fill(supervised=True)
     deliveries.join("a")
     known = lease_request(digest="", token=first.token, task_id=first.task_id, limit=1)
-    assert deliveries.store.release(known, success=False) == Waiting.LINE
+    assert "message a" == deliveries.store.release(known, success=False).message
     assert HELD is deliveries.acquire("newcomer").status
     deliveries.start("a", "ticket a", 1.5)
 
@@ -277,8 +263,7 @@ def test_reservation_of_a_worker_without_a_limit(deliveries: Deliveries) -> None
     deliveries.start("another")
     for name in "ab":
         deliveries.join(name, limit=0)
-    assert store.release(holder, success=True) == Waiting.LINE
-    assert "message a" == store.wake(holder)
+    assert "message a" == store.release(holder, success=True).message
     first = deliveries.start("a", "ticket a", 0.5)
     assert holder.lock == first.lock
     deliveries.start("b", "ticket b", 1.5)
@@ -290,7 +275,6 @@ def test_nothing_is_left(backing: Backing, deliveries: Deliveries) -> None:
     deliveries.join("a")
     for holder in holders:
         store.release(holder, success=True)
-    store.wake(holders[0])
     store.release(deliveries.start("a", "ticket a", 0.5), success=True)
     assert not [key for key in left(backing) if ":line:" in key or ":waiting:" in key or ":lock:" in key]
 
@@ -356,17 +340,17 @@ def test_reservation_ends_with_its_own_ttl(backing: Backing, deliveries: Deliver
 
 
 def test_own_retry_keeps_its_slot(backing: Backing, deliveries: Deliveries) -> None:
-    """A lease that becomes a reservation stays in its slot, longer than the leases of others, and wakes nobody."""
+    """A lease that becomes a reservation stays in its slot, longer than the leases of others, and names nobody."""
     holders = deliveries.fill()
     deliveries.join("a")
     kept = Kept("queued", 1000.0, queued_token("holder 2"))
-    assert deliveries.store.release(holders[2], False, None, kept) == Waiting.NOBODY
+    assert deliveries.store.release(holders[2], False, None, kept) == Released()
     for holder in holders[:2]:
         deliveries.store.release(holder, success=True)
     backing.wait(100)
     again = deliveries.start("holder 2")
     assert holders[2].lock == again.lock
-    assert deliveries.store.release(again, False, None, kept) in (Waiting.NOBODY, Waiting.LINE)
+    assert deliveries.store.release(again, False, None, kept) == Released()
     freed = deliveries.request("holder 2", token=queued_token("holder 2"), queued=True)
     deliveries.store.release(freed, success=False)
     assert deliveries.store.holder(again.slot_lock(0), again.slots) is None
@@ -401,7 +385,7 @@ class Play:
     deliveries: Deliveries
     chance: random.Random
     new: list[str]
-    woken: list[tuple[str, float]] = field(default_factory=list)
+    named: list[tuple[str, float]] = field(default_factory=list)
     copies: dict[str, float] = field(default_factory=dict)  # name -> number of its delayed copy
     running: dict[str, LeaseRequest] = field(default_factory=dict)
     joined: list[str] = field(default_factory=list)
@@ -410,7 +394,7 @@ class Play:
     def run(self) -> None:
         """Take steps until all messages have run."""
         for _ in range(2000):
-            steps = [step for step in ("new", "woken", "copies", "running") if getattr(self, step)]
+            steps = [step for step in ("new", "named", "copies", "running") if getattr(self, step)]
             if not steps:
                 return
             getattr(self, f"_next_{self.chance.choice(steps)}")()
@@ -421,8 +405,8 @@ class Play:
         if self._deliver(name, "", 0.0) is HELD:
             self._join(name, 0.0)
 
-    def _next_woken(self) -> None:
-        name, copy = self.woken.pop(self.chance.randrange(len(self.woken)))
+    def _next_named(self) -> None:
+        name, copy = self.named.pop(self.chance.randrange(len(self.named)))
         if self._deliver(name, f"ticket {name}", copy) is HELD:
             self._join(name, copy)
 
@@ -431,17 +415,15 @@ class Play:
         copy = self.copies.pop(name)
         status = self.deliveries.copy(name, copy).status
         if status is GRANTED:
-            self.woken.append((name, copy + 0.5))
+            self.named.append((name, copy + 0.5))
         elif status is HELD:
             self._join(name, copy)
 
     def _next_running(self) -> None:
         wanted = self.running.pop(self.chance.choice(list(self.running)))
-        waits = self.deliveries.store.release(wanted, success=True)
-        if waits and self.chance.random() < 0.7:
-            text = self.deliveries.store.wake(wanted)
-            if text:
-                self.woken.append((text.split()[1], float(text.split()[2])))
+        text = self.deliveries.store.release(wanted, success=True).message
+        if text and self.chance.random() < 0.7:
+            self.named.append((text.split()[1], float(text.split()[2])))
 
     def _deliver(self, name: str, ticket: str, copy: float) -> AcquireStatus:
         wanted = self.deliveries.request(name, Place(ticket, copy), ttl=3000.0)

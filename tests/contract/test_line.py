@@ -13,7 +13,7 @@ from celery_singleton_lock.store.protocol import (
     Kept,
     LeaseRequest,
     Place,
-    Waiting,
+    Released,
     queued_token,
 )
 from tests.contract.conftest import Backing
@@ -51,7 +51,7 @@ class Deliveries:
     def join(
         self, name: str, copy: float = 0.0, room: int = 9, replace: bool = False, text: str = "?"
     ) -> AcquireResult:
-        """Let a message wait; its ticket is its name, and its text what wakes it."""
+        """Let a message wait; its ticket is its name, and its text what starts it."""
         text = f"message {name}" if text == "?" else text
         place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text)
         return self.store.acquire(self.request(name, place))
@@ -69,7 +69,7 @@ def deliveries(backing: Backing, lease_request: MakeRequest) -> Deliveries:
 
 def test_free_lock_without_a_line(deliveries: Deliveries) -> None:
     """A lock that nobody waits for is granted to a newcomer; its release says that nobody waits."""
-    assert deliveries.store.release(deliveries.held(), success=True) == Waiting.NOBODY
+    assert deliveries.store.release(deliveries.held(), success=True) == Released()
 
 
 def test_line_in_order(deliveries: Deliveries) -> None:
@@ -80,36 +80,34 @@ def test_line_in_order(deliveries: Deliveries) -> None:
         assert (HELD, True) == (result.status, result.is_waiting)
         assert "a" == result.head
     for name in "abc":
-        assert deliveries.store.release(holder, success=True) == Waiting.LINE
-        ran.append(deliveries.store.wake(holder))
+        ran.append(deliveries.store.release(holder, success=True).message)
         reserved = deliveries.store.holder(holder.lock)
         assert reserved is not None
         assert (name, "queued") == (reserved.task_id, reserved.state)
         holder, result = deliveries.acquire(name, f"ticket {name}", 0.5)
         assert result.status is GRANTED
     assert ["message a", "message b", "message c"] == ran
-    assert deliveries.store.release(holder, success=True) == Waiting.NOBODY
+    assert deliveries.store.release(holder, success=True) == Released()
     assert deliveries.store.holder(holder.lock) is None
 
 
-def test_late_wake(deliveries: Deliveries) -> None:
-    """A worker that comes late to name the head of the line does not name a message that another worker has published."""
+def test_repeated_release(deliveries: Deliveries) -> None:
+    """A release that is sent again names nobody: the message that the first one has named may be published already."""
     first = deliveries.held()
     deliveries.join("a")
     deliveries.join("b")
-    deliveries.store.release(first, success=True)
+    assert "message a" == deliveries.store.release(first, success=True).message
+    assert "" == deliveries.store.release(first, success=True).message
     second, _ = deliveries.acquire("a", "ticket a", 1.5)
-    deliveries.store.release(second, success=True)
-    assert "message b" == deliveries.store.wake(second)
-    assert "" == deliveries.store.wake(first)
+    assert "" == deliveries.store.release(first, success=True).message
+    assert "message b" == deliveries.store.release(second, success=True).message
 
 
-def test_copy_of_a_woken_message(backing: Backing, deliveries: Deliveries) -> None:
-    """A copy does not publish its message, if a wake has published it; it does so once the message has not come in its turn."""
+def test_copy_of_a_named_message(backing: Backing, deliveries: Deliveries) -> None:
+    """A copy does not publish its message, if a release has named it; it does so once the message has not come in its turn."""
     holder = deliveries.held()
     deliveries.join("a")
-    deliveries.store.release(holder, success=True)
-    assert "message a" == deliveries.store.wake(holder)
+    assert "message a" == deliveries.store.release(holder, success=True).message
     assert HELD is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
     backing.wait(21)
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
@@ -128,7 +126,6 @@ def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
         assert [HELD, HELD, HELD] == [newcomer.status, second.status, outsider.status]
         assert (2, "a", False, True) == (newcomer.waiting, newcomer.head, newcomer.is_waiting, second.is_waiting)
         assert (2, 1) == (newcomer.ahead, second.ahead)
-        deliveries.store.wake(holder)
     _, head = deliveries.acquire("a", "ticket a", 0.5)
     assert head.status is GRANTED
 
@@ -199,12 +196,11 @@ def test_late_head_loses_its_place(backing: Backing, deliveries: Deliveries) -> 
 
 
 def test_head_that_does_not_start_in_its_turn(backing: Backing, deliveries: Deliveries) -> None:
-    """A head that was woken and does not start within the TTL loses its place to the next one."""
+    """A head that was named and does not start within the TTL loses its place to the next one."""
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.join("b")
-    deliveries.store.release(holder, success=True)
-    assert "message a" == deliveries.store.wake(holder)
+    assert "message a" == deliveries.store.release(holder, success=True).message
     assert HELD is deliveries.copy("b", 1.5).status
     backing.wait(21)
     assert GRANTED is deliveries.copy("b", 1.5).status
@@ -217,15 +213,13 @@ def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: 
     holder = deliveries.held()
     for name in "abc":
         deliveries.join(name)
-    deliveries.store.release(holder, success=True)
-    assert "message a" == deliveries.store.wake(holder)
+    assert "message a" == deliveries.store.release(holder, success=True).message
     backing.wait(21)
     assert [HELD, GRANTED] == [deliveries.copy(name, 1.5).status for name in "cb"]
     first, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
     assert HELD is deliveries.acquire("b", "ticket b", 2.0)[1].status
-    assert deliveries.store.release(first, success=True) == Waiting.LINE
-    assert "message b" == deliveries.store.wake(first)
+    assert "message b" == deliveries.store.release(first, success=True).message
 
 
 def test_full_line(deliveries: Deliveries) -> None:
@@ -245,16 +239,14 @@ def test_replacing(deliveries: Deliveries) -> None:
     assert (True, 1, "b") == (result.is_waiting, result.waiting, result.head)
     copied = deliveries.acquire("a", "ticket a", 1.5)[1]
     assert (SUPERSEDED, "b") == (copied.status, copied.head)
-    deliveries.store.release(holder, success=True)
-    assert "message b" == deliveries.store.wake(holder)
+    assert "message b" == deliveries.store.release(holder, success=True).message
 
 
 def test_replacing_a_head_in_its_turn(deliveries: Deliveries) -> None:
-    """A message that replaces a head which was woken and has not started gets the lock at once."""
+    """A message that replaces a head which was named and has not started gets the lock at once."""
     holder = deliveries.held()
     deliveries.join("a", room=1)
     deliveries.store.release(holder, success=True)
-    deliveries.store.wake(holder)
     assert GRANTED is deliveries.join("b", room=1, replace=True).status
     copied = deliveries.acquire("a", "ticket a", 0.5)[1]
     assert (SUPERSEDED, "") == (copied.status, copied.head)  # the other one waits no more
@@ -267,29 +259,56 @@ def test_joining_when_the_lock_is_free(deliveries: Deliveries) -> None:
 
 
 def test_leaving(deliveries: Deliveries) -> None:
-    """A message that has left the line is not woken, and its copies are dropped."""
+    """A message that has left the line is not named, and its copies are dropped."""
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.join("b")
     deliveries.store.leave(holder, "ticket a")
     assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
-    deliveries.store.release(holder, success=True)
-    assert "message b" == deliveries.store.wake(holder)
+    assert "message b" == deliveries.store.release(holder, success=True).message
 
 
-def test_woken_message_leaves(deliveries: Deliveries) -> None:
-    """If a message leaves that was woken, as it is revoked, the next one can be woken."""
+def test_named_message_leaves(deliveries: Deliveries) -> None:
+    """If a message leaves in its turn, as it is revoked, the next one is named."""
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.join("b")
-    deliveries.store.release(holder, success=True)
-    assert "message a" == deliveries.store.wake(holder)
-    deliveries.store.leave(holder, "ticket b")
-    assert "" == deliveries.store.wake(holder)
+    assert "message a" == deliveries.store.release(holder, success=True).message
+    assert "" == deliveries.store.leave(holder, "ticket b")
     deliveries.join("c")
-    deliveries.store.leave(holder, "ticket a")
-    assert "message c" == deliveries.store.wake(holder)
-    assert "" == deliveries.store.wake(holder)
+    assert "message c" == deliveries.store.leave(holder, "ticket a")
+    assert "" == deliveries.store.leave(holder, "ticket a")
+    assert GRANTED is deliveries.acquire("c", "ticket c", 0.5)[1].status
+
+
+def test_last_one_leaves(deliveries: Deliveries) -> None:
+    """If the only message leaves in its turn, the lock is free."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    assert "" == deliveries.store.leave(holder, "ticket a")
+    assert deliveries.store.holder(holder.lock) is None
+
+
+def test_leaving_while_the_lock_is_held(deliveries: Deliveries) -> None:
+    """Nobody is named while somebody holds the lock."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    assert "" == deliveries.store.leave(holder, "ticket a")
+    assert HELD is deliveries.acquire("b", "ticket b", 1.5)[1].status
+
+
+def test_copy_that_leaves_in_its_turn(deliveries: Deliveries) -> None:
+    """A copy that got the lock for its message, which has expired, passes it on to the next one."""
+    holder = deliveries.held()
+    deliveries.join("a", text="")
+    deliveries.join("b")
+    assert "" == deliveries.store.release(holder, success=True).message
+    assert GRANTED is deliveries.copy("a", 1.5).status
+    assert "message b" == deliveries.store.leave(holder, "ticket a")
+    assert HELD is deliveries.acquire("n")[1].status
+    assert GRANTED is deliveries.acquire("b", "ticket b", 0.5)[1].status
 
 
 def test_all_have_left(deliveries: Deliveries) -> None:
@@ -297,27 +316,17 @@ def test_all_have_left(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.store.leave(holder, "ticket a")
-    deliveries.store.release(holder, success=True)
-    assert "" == deliveries.store.wake(holder)
+    assert "" == deliveries.store.release(holder, success=True).message
     assert deliveries.store.holder(holder.lock) is None
 
 
 def test_message_without_text(deliveries: Deliveries) -> None:
-    """A head that only its copy can start is not woken: the lock is free, for the head alone."""
+    """A head that only its copy can start is not named: the lock is free, for the head alone."""
     holder = deliveries.held()
     deliveries.join("a", text="")
-    deliveries.store.release(holder, success=True)
-    assert "" == deliveries.store.wake(holder)
+    assert "" == deliveries.store.release(holder, success=True).message
     assert HELD is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
-
-
-def test_wake_without_a_turn(deliveries: Deliveries) -> None:
-    """Nobody is woken while somebody holds the lock."""
-    holder = deliveries.held()
-    deliveries.join("a")
-    assert "" == deliveries.store.wake(holder)
-    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
 
 
 @pytest.mark.parametrize("supervised", [False, True])
@@ -327,7 +336,7 @@ def test_release_by_token(deliveries: Deliveries, supervised: bool, lease_reques
     assert result.status is GRANTED
     deliveries.join("a")
     known = lease_request(digest="" if supervised else "d", token=holder.token, task_id="holder")
-    assert deliveries.store.release(known, success=False) == Waiting.LINE
+    assert "message a" == deliveries.store.release(known, success=False).message
     assert HELD is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
 
@@ -344,16 +353,15 @@ def test_revoked_turn(deliveries: Deliveries, base: str) -> None:
 
 
 def test_own_retry_comes_before_the_line(deliveries: Deliveries) -> None:
-    """A lease that ends as its task's own reservation wakes nobody; the line is woken after the retry."""
+    """A lease that ends as its task's own reservation names nobody; the head of the line is named after the retry."""
     holder = deliveries.held()
     deliveries.join("a")
     kept = Kept("queued", 100.0, queued_token("holder"))
-    assert deliveries.store.release(holder, False, None, kept) == Waiting.NOBODY
+    assert deliveries.store.release(holder, False, None, kept) == Released()
     assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
     again = deliveries.request("holder", None)
     assert deliveries.store.acquire(again).status is GRANTED
-    assert deliveries.store.release(again, success=True) == Waiting.LINE
-    assert "message a" == deliveries.store.wake(again)
+    assert "message a" == deliveries.store.release(again, success=True).message
 
 
 def test_redelivery_and_line(deliveries: Deliveries) -> None:
@@ -362,7 +370,7 @@ def test_redelivery_and_line(deliveries: Deliveries) -> None:
     deliveries.join("a")
     second = deliveries.request("holder", None, redelivered=True)
     assert deliveries.store.acquire(second).status is HELD
-    assert deliveries.store.release(holder, success=True) == Waiting.LINE | Waiting.REDELIVERY
+    assert deliveries.store.release(holder, success=True) == Released(redelivery_waits=True, message="message a")
 
 
 def test_store_that_lost_its_line(backing: Backing, deliveries: Deliveries) -> None:
@@ -374,8 +382,7 @@ def test_store_that_lost_its_line(backing: Backing, deliveries: Deliveries) -> N
     started, result = deliveries.acquire("a", "ticket a", 1.5)
     assert result.status is GRANTED
     assert deliveries.join("b", copy=1.5).is_waiting
-    deliveries.store.release(started, success=True)
-    assert "message b" == deliveries.store.wake(started)
+    assert "message b" == deliveries.store.release(started, success=True).message
 
 
 def test_nothing_is_left(backing: Backing, deliveries: Deliveries, base: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, Place, Waiting
+from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, Place, Released
 from tests.contract.conftest import Backing
 
 GRANTED, HELD, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.HELD, AcquireStatus.SUPERSEDED
@@ -95,7 +95,7 @@ def test_each_wait_has_its_own_end(backing: Backing, calls: Calls) -> None:
     backing.wait(11)
     calls.copy("a")
     started, _ = calls.start("a")
-    assert calls.store.release(started, success=True) == Waiting.NOBODY
+    assert calls.store.release(started, success=True) == Released()
     backing.wait(30)
     assert calls.join("b").quiet == pytest.approx(10, abs=0.5)
     assert HELD is calls.copy("b").status
@@ -108,7 +108,7 @@ def test_newcomers_after_the_end_of_the_holder(backing: Backing, calls: Calls) -
     calls.copy("a")
     holder, _ = calls.start("a")
     calls.join("b")
-    assert calls.store.release(holder, success=True) == Waiting.LINE
+    assert calls.store.release(holder, success=True) == Released()
     backing.wait(6)
     assert calls.newcomer("c").quiet == pytest.approx(10, abs=0.5)
     backing.wait(6)
@@ -127,8 +127,7 @@ def test_end_of_the_holder(backing: Backing, calls: Calls) -> None:
     holder, _ = calls.start("a")
     calls.join("b")
     backing.wait(5)
-    assert calls.store.release(holder, success=True) == Waiting.LINE
-    assert calls.store.wake(holder) == ""
+    assert calls.store.release(holder, success=True) == Released()
     assert calls.store.holder(holder.lock) is None
     assert HELD is calls.copy("b").status
     backing.wait(5.5)
@@ -136,8 +135,7 @@ def test_end_of_the_holder(backing: Backing, calls: Calls) -> None:
     holder, _ = calls.start("b")
     calls.join("c")
     backing.wait(11)
-    calls.store.release(holder, success=True)
-    assert calls.store.wake(holder) == "message c"
+    assert calls.store.release(holder, success=True).message == "message c"
 
 
 def test_latest_call(backing: Backing, calls: Calls) -> None:

@@ -54,7 +54,8 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "acquire_turns": lambda store, lease_request: store.acquire(replace(lease_request, limit=3, place=Place())),
     "release_limit": lambda store, lease_request: store.release(replace(lease_request, limit=3), success=True),
     "release_queued": lambda store, lease_request: store.release(replace(lease_request, limit=3, queued=True), None),
-    "wake_slots": lambda store, lease_request: store.wake(replace(lease_request, limit=3)),
+    "leave": lambda store, lease_request: store.leave(lease_request, "ticket"),
+    "leave_slots": lambda store, lease_request: store.leave(replace(lease_request, limit=3), "ticket"),
     "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),
     "record_failure": lambda store, lease_request: store.record_outcome(lease_request, success=False),
     "holder": lambda store, lease_request: store.holder(lease_request.lock),
@@ -89,7 +90,7 @@ def test_parts_of_scripts(lease_request: MakeRequest) -> None:
     assert [] == [part for part in parts if f"--@{part}\n" in composed]
 
 
-@pytest.mark.parametrize("verb", ["acquire", "holder", "release", "renew", "revoke", "wake_slots"])
+@pytest.mark.parametrize("verb", ["acquire", "holder", "leave", "release", "renew", "revoke"])
 def test_scripts_that_make_key_names(verb: str) -> None:
     """A script that makes names of keys, or reads one from another key, says so to servers that ask for it (Dragonfly)."""
     assert script(verb)[0].startswith("--!df flags=allow-undeclared-keys\n")
@@ -339,7 +340,7 @@ def test_reply_of_a_call_that_was_given_up(
     server.pause()
     bounded(lambda: store.acquire(other), 0.2)
     server.resume()
-    assert not store.release(one, success=True)
+    assert not store.release(one, success=True).redelivery_waits
     assert [RenewResult.MISSING] == store.renew([one])
 
 

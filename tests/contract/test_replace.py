@@ -14,8 +14,8 @@ from celery_singleton_lock.store.protocol import (
     LeaseRequest,
     LockStore,
     Place,
+    Released,
     RenewResult,
-    Waiting,
     queued_token,
 )
 from tests.contract.conftest import Backing
@@ -75,8 +75,7 @@ def test_holder_is_asked_to_stop(deliveries: Deliveries, backing: Backing) -> No
     assert [RenewResult.STOP] == renewed(deliveries, holder)
     backing.wait(15)
     assert [RenewResult.STOP] == renewed(deliveries, holder)
-    assert deliveries.store.release(holder, success=False) == Waiting.LINE
-    assert "message a" == deliveries.store.wake(holder)
+    assert "message a" == deliveries.store.release(holder, success=False).message
 
 
 def test_next_holder_is_not_asked(deliveries: Deliveries) -> None:
@@ -84,7 +83,6 @@ def test_next_holder_is_not_asked(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.store.release(holder, success=True)
-    deliveries.store.wake(holder)
     started = deliveries.held("a", place=Place("ticket a", 0.5, stop=True))
     assert [RenewResult.RENEWED] == renewed(deliveries, started)
     deliveries.join("b")
@@ -126,8 +124,7 @@ def test_latest_newcomer_waits(deliveries: Deliveries) -> None:
     deliveries.join("b")
     copied = deliveries.acquire("a", place=Place("ticket a", 1.5, stop=True))[1]
     assert (SUPERSEDED, "b") == (copied.status, copied.head)
-    deliveries.store.release(holder, success=True)
-    assert "message b" == deliveries.store.wake(holder)
+    assert "message b" == deliveries.store.release(holder, success=True).message
 
 
 def test_holder_that_has_just_ended(deliveries: Deliveries) -> None:
@@ -175,11 +172,10 @@ def test_own_reservation_is_kept(deliveries: Deliveries) -> None:
 
 
 def test_head_in_its_turn_is_replaced(deliveries: Deliveries) -> None:
-    """A message takes the place of one that was woken and has not started."""
+    """A message takes the place of one that was named and has not started."""
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.store.release(holder, success=True)
-    deliveries.store.wake(holder)
     assert GRANTED is deliveries.join("b").status
     assert SUPERSEDED is deliveries.acquire("a", place=Place("ticket a", 0.5, stop=True))[1].status
 
@@ -204,7 +200,7 @@ def test_success_of_a_replaced_message(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.acquire("holder", redelivered=True)
-    assert deliveries.store.release(holder, success=True) == Waiting.LINE | Waiting.REDELIVERY
+    assert deliveries.store.release(holder, success=True) == Released(redelivery_waits=True, message="message a")
     deliveries.store.record_outcome(holder, success=True)
     assert AcquireStatus.COMPLETED is deliveries.acquire("holder", redelivered=True)[1].status
 

@@ -11,8 +11,8 @@ from celery_singleton_lock.store.protocol import (
     Kept,
     LeaseRequest,
     LockStore,
+    Released,
     RenewResult,
-    Waiting,
     queued_token,
 )
 from tests.contract.conftest import Backing
@@ -65,7 +65,7 @@ def test_start_turns_it_into_a_lease(
     assert ("t1", "running", 4711) == (holder.task_id, holder.state, holder.pid)
     assert holder.remaining <= 20
     assert [RenewResult.RENEWED] == backing.store.renew([started])
-    assert backing.store.release(started, success=True) == Waiting.NOBODY
+    assert backing.store.release(started, success=True) == Released()
     assert backing.store.holder(started.lock) is None
 
 
@@ -91,7 +91,7 @@ def test_second_delivery_of_a_started_message(
     first, second = lease_request(task_id="t1"), lease_request(task_id="t1", redelivered=True)
     assert backing.store.acquire(first).status is AcquireStatus.GRANTED
     assert backing.store.acquire(second).status is AcquireStatus.HELD
-    assert backing.store.release(first, success=True) == Waiting.REDELIVERY
+    assert backing.store.release(first, success=True) == Released(redelivery_waits=True)
 
 
 @pytest.mark.parametrize("supervised", [False, True])

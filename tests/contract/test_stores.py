@@ -97,7 +97,7 @@ def test_lock_expires(backing: Backing, lease_request: MakeRequest) -> None:
     assert store.holder(first.lock) is None
     assert granted(store, second)
     assert [RenewResult.NOT_OWNER] == store.renew([first])
-    assert not store.release(first, success=True)
+    assert not store.release(first, success=True).redelivery_waits
     assert store.holder(second.lock) is not None
 
 
@@ -108,7 +108,7 @@ def test_release_frees(backing: Backing, lease_request: MakeRequest) -> None:
     """A released lock is free and leaves no keys."""
     one = lease_request(supervised=True)
     backing.store.acquire(one)
-    assert not backing.store.release(one, success=True)
+    assert not backing.store.release(one, success=True).redelivery_waits
     assert backing.store.holder(one.lock) is None
     assert [] == left(backing)
     assert granted(backing.store, lease_request())
@@ -138,8 +138,8 @@ def test_release_twice_is_harmless(store: LockStore, lease_request: MakeRequest)
 
 def test_release_of_what_was_never_granted(store: LockStore, lease_request: MakeRequest) -> None:
     """A release of a lock that was never granted has no effect and is no error."""
-    assert not store.release(lease_request(), success=True)
-    assert not store.release(known(lease_request()), success=False)
+    assert not store.release(lease_request(), success=True).redelivery_waits
+    assert not store.release(known(lease_request()), success=False).redelivery_waits
 
 
 # -- renew -------------------------------------------------------------------------------------
@@ -419,7 +419,7 @@ def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: 
     assert result.status is AcquireStatus.HELD
     assert result.holder is not None
     assert "same" == result.holder.task_id
-    assert store.release(first, success=True)
+    assert store.release(first, success=True).redelivery_waits
 
 
 def test_redelivery_between_release_and_result(store: LockStore, lease_request: MakeRequest) -> None:
@@ -469,11 +469,11 @@ def test_redelivery_waits_while_the_result_is_being_stored(backing: Backing, lea
     store.acquire(first)
     store.acquire(again)
     for _ in range(3):
-        assert store.release(first, success=True)
+        assert store.release(first, success=True).redelivery_waits
         backing.wait(4.0)
         assert store.acquire(again).status is AcquireStatus.HELD
     store.record_outcome(first, success=True)
-    assert not store.release(first, success=True)
+    assert not store.release(first, success=True).redelivery_waits
     backing.wait(6.0)
     assert store.acquire(again).status is AcquireStatus.COMPLETED
 
@@ -496,7 +496,7 @@ def test_redelivery_after_a_failure_runs(store: LockStore, lease_request: MakeRe
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     store.acquire(again)
-    assert not store.release(first, success=False)
+    assert not store.release(first, success=False).redelivery_waits
     assert granted(store, again)
 
 
@@ -524,8 +524,8 @@ def test_lost_reply_to_a_release(store: LockStore, lease_request: MakeRequest) -
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     store.acquire(again)
-    assert store.release(first, success=True)
-    assert store.release(first, success=True)
+    assert store.release(first, success=True).redelivery_waits
+    assert store.release(first, success=True).redelivery_waits
 
 
 def test_no_copy_no_trace(backing: Backing, lease_request: MakeRequest) -> None:
@@ -542,7 +542,7 @@ def test_other_task_ids_are_duplicates_only(store: LockStore, lease_request: Mak
     first = lease_request()
     store.acquire(first)
     store.acquire(lease_request())
-    assert not store.release(first, success=True)
+    assert not store.release(first, success=True).redelivery_waits
 
 
 # -- revoked by an operator ----------------------------------------------------------------------
@@ -572,7 +572,7 @@ def test_revoked_delivery_does_not_acquire_it_again(backing: Backing, lease_requ
         assert store.acquire(one).status is AcquireStatus.REVOKED
         assert [RenewResult.REVOKED] * 2 == store.renew([one, known(one)])
         assert (RenewResult.REVOKED, False) == store.reacquire(one, 0)
-        assert not store.release(one, success=True)
+        assert not store.release(one, success=True).redelivery_waits
         assert store.holder(one.lock) is None
 
 
@@ -676,7 +676,7 @@ def test_hold_after_a_success(backing: Backing, lease_request: MakeRequest) -> N
     for digest, ttl, hold in (("long", 5.0, 60.0), ("short", 60.0, 5.0)):
         one, store = lease_request(digest, ttl=ttl, supervised=True), backing.store
         store.acquire(one)
-        assert not store.release(one, success=True, kept=Kept("held", hold))
+        assert not store.release(one, success=True, kept=Kept("held", hold)).redelivery_waits
         backing.wait(hold - 1)
         result = store.acquire(lease_request(digest))
         assert result.status is AcquireStatus.HELD
@@ -747,7 +747,7 @@ def test_waiting_redelivery_and_a_hold(store: LockStore, lease_request: MakeRequ
     first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(again)
-    assert store.release(first, success=True, kept=Kept("held", 20.0))
+    assert store.release(first, success=True, kept=Kept("held", 20.0)).redelivery_waits
     assert store.acquire(again).status is AcquireStatus.HELD
     store.record_outcome(first, success=True)
     assert store.acquire(again).status is AcquireStatus.COMPLETED

@@ -120,5 +120,5 @@ def store_works(store: LockStore, struck: LeaseRequest, witness: LeaseRequest) -
     assert [RenewResult.RENEWED, RenewResult.MISSING] == store.renew(
         [struck, LeaseRequest(witness.base, "nobody's", "t", 30.0)]
     )
-    assert not store.release(struck, success=False)
+    assert not store.release(struck, success=False).redelivery_waits
     assert store.holder(struck.lock) is None

@@ -25,6 +25,7 @@ from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
+    leave_call,
     reacquire_call,
     release_call,
     renewal_call,
@@ -41,9 +42,6 @@ SMALL: dict[str, tuple[str, ...]] = {
     "page": (),
     "hold": (),
     "holder": ("limit",),
-    "leave": (),
-    "wake": (),
-    "wake_slots": (),
 }
 #: What requests say of a line, as far as their scripts differ by it.
 PLACES = (None, Place(), Place(stop=True), Place(quiet=1.0, max_quiet=2.0))
@@ -300,7 +298,7 @@ class Commands(threading.Thread):
             self._did(at, call, call.token, key, "take", ttl)
         elif verb == "release" and command == "DEL":
             self._did(at, call, args[0], key, "free")
-        elif verb == "wake" and command != "HSET":
+        elif verb == "leave" and command != "HSET":
             self._did(at, call, f"{RESERVED}line", key, "renew" if command == "PEXPIRE" else "free", ttl)
         elif verb == "revoke" and command == "DEL":  # by an operator, from any holder
             self.ledger.note("store", at, verb=verb, run="", key=key, does=["unlock"])
@@ -371,6 +369,7 @@ def scripts() -> dict[str, Script]:
             "reacquire": [reacquire_call(request, 1, history)],
             "release": [release_call(request, True, kept, history) for kept in (None, Kept("held", 1.0))],
             "renew": [renewal_call([request])],
+            "leave": [leave_call(request, "")],
         }
         found.update({one.digest: _script(verb, request, one) for verb, some in calls.items() for one in some})
     for slots, starts, history in product(("", "slots"), ("", "starts"), (None, 9)):

@@ -753,7 +753,7 @@ def test_renewal_after_release(verb: str, does: str) -> None:
 
 def test_reservation_again() -> None:
     """A reservation may be released and made again, because its token is that of a message, or of a line."""
-    events = [store(0, "acquire", "q", "take"), store(3, "wake", "q", "free"), store(4, "acquire", "q", "take")]
+    events = [store(0, "acquire", "q", "take"), store(3, "leave", "q", "free"), store(4, "acquire", "q", "take")]
     assert {"late renewal"} == found(events)
     assert set() == found([{**one, "reserved": True} for one in events])
 

@@ -248,13 +248,12 @@ def test_line(scene: Scene) -> None:
     for ticket in ("t1", "t2", "t3"):
         _waits(scene, ticket)
     scene.store.leave(scene.a, "t2")
-    scene.store.release(scene.a, True)
-    assert "message of t1" == scene.store.wake(scene.a)
+    assert "message of t1" == scene.store.release(scene.a, True).message
     scene.store.acquire(LeaseRequest(BASE, "1", LINE_TOKEN, 30.0, "task-t1", queued=True, place=Place("t1", 1.0)))
     first = _starts(scene, "t1")
     _waits(scene, "t4", replace=True)
     scene.store.release(first, True)
-    assert ["take", "free", "take", "renew", "take", "free", "take"] == [does for *_, does in scene.seen()]
+    assert ["take", "free", "take", "take", "free", "take"] == [does for *_, does in scene.seen()]
     joins = [("join", "t1"), ("join", "t2"), ("join", "t3")]
     assert [*joins, ("leave", "t2"), ("superseded", "t3"), ("join", "t4")] == _moves(scene)
     takes = [event for event in scene.ledger.events("store", verb="acquire") if "ticket" in event]

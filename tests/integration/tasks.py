@@ -465,10 +465,10 @@ class FragileCelery(Celery):
 
     in_worker = False
 
-    def send_task(self, *args: Any, **kwargs: Any) -> Any:
+    def producer_or_acquire(self, *args: Any, **kwargs: Any) -> Any:
         if self.in_worker and recorder_of(self).is_raised("no-publish"):
             raise OperationalError("the broker takes no messages")
-        return super().send_task(*args, **kwargs)
+        return super().producer_or_acquire(*args, **kwargs)
 
 
 def by_state(task: Task, holder: Holder) -> str:

@@ -156,8 +156,8 @@ class Duplicate(NamedTuple):
     holders: int = 1
 
 
-#: The holder's end names the message that it starts. The last acquire is the delayed copy's, which is dropped.
-FROM_THE_LINE = "wake acquire release acquire"
+#: The holder's release names the message that it starts. The last acquire is the delayed copy's, which is dropped.
+FROM_THE_LINE = "acquire release acquire"
 #: Policy, or options -> what a duplicate costs that finds its signature held.
 DUPLICATES = {
     "skip": Duplicate("long", "skipped", "acquire"),
@@ -219,7 +219,6 @@ VERBS = {
     "release": (":completed:",),
     "renew": (":revoked",),
     "leave": (":used",),
-    "wake": (":waiting:",),
 }
 
 

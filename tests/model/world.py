@@ -23,7 +23,6 @@ from celery_singleton_lock.store.protocol import (
     LeaseRequest,
     Place,
     RenewResult,
-    Waiting,
     queued_token,
 )
 
@@ -135,7 +134,7 @@ class World:
                 record.task_id,
                 record.expires,
                 record.state,
-                record.woken,
+                record.named,
                 record.redelivered,
                 record.stop,
             )
@@ -338,23 +337,15 @@ class World:
 
     def _end(self, place: int) -> None:
         delivery = self.deliveries[place]
-        waiting = self.store.release(self._request(delivery, None), True)
-        if waiting & Waiting.REDELIVERY:
+        redelivery_waits, text = self.store.release(self._request(delivery, None), True)
+        if redelivery_waits:
             self.store.record_outcome(self._request(delivery, None), True)
-        if waiting & Waiting.LINE:
-            self._set(delivery, next="wake")
-        else:
-            self._finish(delivery)
-
-    def _wake(self, place: int) -> None:
-        delivery = self.deliveries[place]
-        text = self.store.wake(self._request(delivery, None))
         if text:
-            self._set(delivery, next="publish woken", message=replace(delivery.message, ticket=text))
+            self._set(delivery, next="publish next", message=replace(delivery.message, ticket=text))
         else:
             self._finish(delivery)
 
-    def _publish_woken(self, place: int) -> None:
+    def _publish_next(self, place: int) -> None:
         delivery = self.deliveries[place]
         name, ticket, number = delivery.message.ticket.split()
         self._publish(Message(name, self.time, ticket, float(number)))
@@ -375,7 +366,7 @@ class World:
     def _ended_by_death(self, delivery: Delivery) -> None:
         message = delivery.message
         self._finish(delivery)
-        if delivery.next in ("wake", "publish woken"):
+        if delivery.next == "publish next":
             return
         if self.late:
             self._publish(replace(message, redelivered=True))

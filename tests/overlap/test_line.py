@@ -114,7 +114,7 @@ def test_state_of_a_waiting_message(env: WorkerEnvironment) -> None:
 
 
 def test_copies_are_dropped(env: WorkerEnvironment) -> None:
-    """After a message was woken, its delayed copy does not run it again, also after a failure."""
+    """After a message was published in its turn, its delayed copy does not run it again, also after a failure."""
     env.hold("wait")
     (waiting,) = enqueue(env, "wait", 1, kwargs={"acts": ["hold", "raise", "return"]})
     env.let_go()
@@ -214,7 +214,7 @@ def test_canvas(env: WorkerEnvironment) -> None:
 
 
 def test_message_is_kept(env: WorkerEnvironment) -> None:
-    """A woken message has the caller's headers, priority, time limits and links, and nothing of the line."""
+    """A message from the line has the caller's headers, priority, time limits and links, and nothing of the line."""
     env.hold("wait_long")
     callback = env.app.tasks["then"].si(env.other_tag("link"))
     (waiting,) = enqueue(
@@ -267,7 +267,7 @@ def test_store_that_lost_its_data(env: WorkerEnvironment) -> None:
 
 
 def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
-    """If the woken message cannot be published, the message's copy starts it later."""
+    """If the next message cannot be published, the message's copy starts it later."""
     first = env.hold("wait")
     (waiting,) = enqueue(env, "wait", 1)
     env.allow_publishing(False)
@@ -279,7 +279,7 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
 
 
 def test_late_acknowledgement(env: WorkerEnvironment) -> None:
-    """A woken message whose child is killed is delivered again and runs, although its copies are dropped."""
+    """A message from the line whose child is killed is delivered again and runs, although its copies are dropped."""
     first = env.hold("wait_late")
     (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "die", "return"]})
     env.let_go()

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +20,7 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, Place, RenewResult
 from tests.servers import until
 from tests.unit.conftest import Clock
 
@@ -648,16 +649,21 @@ def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: Sto
     assert math.inf == renewer.renew_due()
 
 
-def test_pending_release_wakes_the_line_once(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+def test_pending_release_publishes_the_next_in_line(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
     """The next in line is published once the store has confirmed the release, and once only."""
-    woken: list[float] = []
+    published: list[str] = []
+    request = unanswered()
+    store.acquire(request)
+    joins = Place("ticket", 0.0, 9, due=1000.0, message="message")
+    waiting = replace(request, token="waiting", task_id="task-waiting", place=joins)
+    store.acquire(waiting)
     store.failure = StoreUnavailable("stopped")
-    renewer.release_later(PendingRelease(unanswered(), False, False, wake=lambda: woken.append(clock())))
-    go_on(renewer, clock, clock() + TTL)
-    assert [] == woken
+    renewer.release_later(PendingRelease(request, False, False, publish=published.append))
+    go_on(renewer, clock, clock() + TTL / 2)
+    assert [] == published
     store.failure = None
     go_on(renewer, clock, clock() + 10 * TTL)
-    assert 1 == len(woken)
+    assert ["message"] == published
     assert math.inf == renewer.renew_due()
 
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult, Waiting
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Released, RenewResult
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.servers import until
 
@@ -38,7 +38,7 @@ class Store(MemoryStore):
 
     def release(
         self, claim: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None
-    ) -> Waiting:
+    ) -> Released:
         self.releases.append(claim.token)
         if self.away:
             raise StoreUnavailable("away")
@@ -272,7 +272,7 @@ def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: 
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 
-    def broken(one: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None) -> Waiting:
+    def broken(one: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None) -> Released:
         for error in failing:
             raise error
         return release(one, success)

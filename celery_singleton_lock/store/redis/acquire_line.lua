@@ -35,7 +35,7 @@ end
 --@stop
 --@quiet
 local is_turn = not owner or owner == 'queued:line'
-if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'woken') end
+if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'named') end
 is_turn = is_turn and (not head or head == ticket)
 --@turns
 local is_here = ticket ~= '' and room == '' and ARGV[1] ~= 'queued:line'
@@ -43,7 +43,7 @@ is_turn = is_turn or (is_here and (not owner or owner == 'queued:line'))
 --@ripe
 --@named
 if is_turn and owner then
-  redis.call('HDEL', KEYS[1], 'state', 'woken')
+  redis.call('HDEL', KEYS[1], 'state', 'named')
   owner = nil
 elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~= 'queued:' .. ARGV[3] then
   local waits = redis.call('ZSCORE', line, ticket)

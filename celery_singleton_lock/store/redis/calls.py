@@ -24,6 +24,7 @@ _RECORDED = tuple(map(Part, ("observe", "swept", "logged", "refused", "waits", "
 _RELEASE_RECORDED = tuple(map(Part, ("observe", "logged", "listed", "entry")))
 _ENTRY = Part("entry")
 _SWEPT = (Part("swept"), Part("logged"))
+_NEXT = Part("next")
 
 
 class ScriptCall(Command):
@@ -128,7 +129,9 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
     if kept:
         parts.append(Part("kept", (), (kept.token, kept.state, ms(kept.ttl))))
     if wanted.limit:
-        parts.append(Part("slot", (wanted.slots,)) if kept else Part("limit"))
+        parts += [Part("slot", (wanted.slots,))] if kept else [Part("limit"), Part("next_slot")]
+    else:
+        parts.append(_NEXT)
     if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
         parts.append(Part("starts", (wanted.starts,), (ended,)))
     if history is not None:
@@ -136,6 +139,13 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
         parts.append(Part("recorded", record_keys(wanted.base), (noted.outcome, noted.error, str(history))))
         parts += _RELEASE_RECORDED
     return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
+
+
+def leave_call(wanted: LeaseRequest, ticket: str) -> ScriptCall:
+    """Return the call that takes a message out of the line."""
+    keys = (*line_keys(wanted.base, wanted.digest), wanted.lock)
+    words = (ticket, ms(COPY_TTL), ms(wanted.ttl), str(wanted.limit))
+    return script_call("leave", keys, words, (Part("next_slot"),) if wanted.limit else (_NEXT,))
 
 
 def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, history: int | None) -> ScriptCall:

@@ -5,4 +5,4 @@ redis.call('HDEL', lock, 'redelivered')
 redis.call('PEXPIRE', lock, kept_ttl)
 --@listed
 --@slot
-lock, holder[3], line_waits = KEYS[2], false, 0 -- the attempt key is deleted instead
+lock, holder[3] = KEYS[2], false -- the attempt key is deleted instead

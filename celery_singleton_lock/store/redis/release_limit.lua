@@ -1,5 +1,3 @@
--- A line before several slots: the slot becomes free, and `wake_slots.lua` tells whose turn it is.
-do
-  local base, digest = string.match(lock, '^(.*):lock:([^:]+)')
-  line_waits, holder[3] = redis.call('ZCARD', base .. ':line:' .. digest) > 0 and 2 or 0, false
-end
+-- One of several slots: it becomes free. What may follow is found after that (see any_next_slot.lua).
+local limit = redis.call('HGET', lock, 'limit') or 0
+holder[3] = false

@@ -11,18 +11,17 @@ from redis.exceptions import NoScriptError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import (
     COMPLETED_TTL,
-    COPY_TTL,
     AcquireResult,
     AcquireStatus,
     Kept,
     LeaseRequest,
+    Released,
     RenewResult,
-    Waiting,
-    line_keys,
 )
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
+    leave_call,
     ms,
     oldest_parts,
     reacquire_call,
@@ -83,20 +82,12 @@ class RedisStore:
 
     def release(
         self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
-    ) -> Waiting:
-        return Waiting(self.run(release_call(wanted, success, kept, self._history), timeout))
+    ) -> Released:
+        waits, message = self.run(release_call(wanted, success, kept, self._history), timeout)
+        return Released(bool(waits), message)
 
-    def wake(self, wanted: LeaseRequest, timeout: float | None = None) -> str:
-        line, waiting, _ = line_keys(wanted.base, wanted.digest)
-        call = script_call("wake", (wanted.lock, line, waiting), (ms(wanted.ttl),))
-        if wanted.limit:
-            keys = (wanted.slot_lock(0), line, waiting, wanted.slots)
-            call = script_call("wake_slots", keys, (ms(wanted.ttl), str(wanted.limit)))
-        return str(self.run(call, timeout))
-
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> None:
-        keys = (*line_keys(wanted.base, wanted.digest), wanted.lock)
-        self.run(script_call("leave", keys, (ticket, ms(COPY_TTL))), timeout)
+    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
+        return str(self.run(leave_call(wanted, ticket), timeout))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:

@@ -12,11 +12,9 @@ from tests.faults.harness import CHILD_BOUND, now
 from tests.faults.probes import digests
 
 TTL = 4.0
-#: A message in line that nobody wakes is started by its copy, which comes after each TTL.
+#: A message in line that nobody publishes is started by its copy, which comes after each TTL.
 COPY = TTL + 1.5
-#: Seconds within which a lease is released whose first release got no reply.
-FREED = 4.0
-#: Replies that get lost: to some of the acquires of what waits, and to all wakes.
+#: Replies that get lost: to some of the acquires of what waits, and to the releases of holders.
 LOST = 10
 
 
@@ -109,7 +107,7 @@ def test_features_time_limit() -> None:
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
 def test_features_shutdown(kind: str) -> None:
-    """In a warm shutdown the holders go on, and their end wakes what waits; in a cold one they end."""
+    """In a warm shutdown the holders go on, and their end starts what waits; in a cold one they end."""
     with holding(TTL) as row:
         begin = now()
         row.victim.process.signal(signal.SIGTERM if kind == "warm" else signal.SIGQUIT)
@@ -129,11 +127,11 @@ def test_features_and_lost_replies() -> None:
         row.env.proxy.silence()
         row.waits(TTL)
         assert not row.env.ledger.events("lost")
-        row.env.proxy.drop_reply([*digests("wake"), *digests("wake_slots")], times=LOST)
+        row.env.proxy.drop_reply(digests("release"), times=LOST)
         begin = now()
         row.go()
         late = row.next_starts(begin)
-        row.env.measured("44 replies to wake lost: all that wait have started", FREED + COPY, late)
+        row.env.measured("44 replies to release lost: all that wait have started", TTL + COPY, late)
         assert row.env.proxy.dropped > LOST
 
 

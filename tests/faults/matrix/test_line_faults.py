@@ -15,7 +15,7 @@ TTL = 4.0
 MANY = 50
 #: Seconds that each of their bodies takes.
 BRIEF = 0.03
-#: Bound in seconds from the end of the holder's lease until all have run: a copy starts the first, and each wakes the next.
+#: Bound in seconds from the end of the holder's lease until all have run: a copy starts the first, and each publishes the next.
 ALL = TTL + 1.5 + MANY * 0.3
 #: Queue of the holder's worker, where that worker has no copies.
 OWN = "own"
