@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.settings import settings_of
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner
@@ -32,12 +33,21 @@ class ProcessContext:
         self.store = store or open_store(settings, limit)
         self.callbacks = CallbackRunner()
         self.tally = Tally()
-        self.events = EventLogger(self.callbacks, self.tally)
+        self.events = EventLogger(self.callbacks, self.tally, self.report_counts)
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
         self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
         self.supervisor: Any = None
+
+    def report_counts(self, base: str) -> None:
+        """Take what this process has counted of a task to the store now; if that fails, the next acquire does."""
+        if not self.settings.stats or not (counted := self.tally.take(base)):
+            return
+        try:
+            self.store.records().count(base, counted)
+        except (StoreError, ConfigurationError):  # unreachable, or a store that keeps no records
+            self.tally.put_back(base, counted)
 
     def end(self) -> None:
         """End the threads of a context that no body uses any more, and close its connections."""

@@ -24,9 +24,15 @@ def send(signal: Any, task: Any, **named: Any) -> None:
 class EventLogger:
     """Reports renewal, and counts it. Log handlers and receivers run apart from the renewal thread, so they cannot delay it."""
 
-    def __init__(self, callbacks: CallbackRunner, tally: Tally | None = None) -> None:
+    def __init__(
+        self,
+        callbacks: CallbackRunner,
+        tally: Tally | None = None,
+        report_counts: Callable[[str], None] = lambda base: None,
+    ) -> None:
         self._callbacks = callbacks
         self._tally = tally or Tally()
+        self._report_counts = report_counts  # of the task whose keys start with this
 
     def renewed(self, state: LeaseState) -> None:
         self._tally.count(state.request.base, "renewals")
@@ -42,6 +48,7 @@ class EventLogger:
         self._tally.count(state.request.base, f"lost:{reason}")
         self._report(_log, state, "lost its lock %s and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
+        self._report(self._report_counts, state.request.base)
         if state.sends_events:
             self._report(_send_event, state, reason)
 
@@ -51,6 +58,7 @@ class EventLogger:
 
     def reacquired(self, state: LeaseState) -> None:
         self._report(_log, state, "reacquired its lock %s, which was missing from the store")
+        self._report(self._report_counts, state.request.base)  # it may have been lost while the store was unreachable
 
     def unreachable(self, state: LeaseState, error: StoreError) -> None:
         self._report(_log, state, "could not renew its lock %s: %s", error)

@@ -36,8 +36,7 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
     records = _records(app)
     for name in [task] if task else tasks(app):
         for lock in records.locks(_base(app, name)):
-            holder = lock.holder  # what has expired is listed until it is swept
-            if holder.remaining > 0 and holder.age >= min_age and node in ("", holder.node):
+            if lock.exists and lock.holder.age >= min_age and node in ("", lock.holder.node):
                 yield lock
 
 
@@ -53,7 +52,7 @@ def show(app: Any, key: str) -> Holder | None:
         ConfigurationError: this is no key of the app's locks, or the app has no store.
     """
     _base_of(app, key)
-    _records(app)
+    _reader(app)
     return context_of(app).store.holder(key)
 
 
@@ -65,7 +64,7 @@ def find(app: Any, key: str) -> Sequence[Lock]:
     """
     base, holder = _base_of(app, key), show(app, key)
     same = (key, f"{base}:lock:{WHOLE_TASK}")
-    found = [lock for lock in _records(app).locks(base) if lock.holder.remaining > 0]
+    found = [lock for lock in _reader(app).locks(base) if lock.exists]
     listed = [lock for lock in found if lock.key in same or lock.key.startswith(f"{key}:")]
     others = [lock for lock in listed if lock.key != key or lock.holder.is_operators_hold]
     if holder is None:
@@ -93,7 +92,7 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
     * `duplicates:` with the policy's name, `callable` or `custom`: messages that found the lock held, each counted once.
       `redelivery_checks`: deliveries of a message that another delivery runs. `starts_refused`: by `max_starts`.
     * `lost:` with `expired`, `not_owner`, `revoked` or `lock_at_most`; `renewals`, `renewal_failures`, `store_errors:` with the
-      verb: counted by the processes of bodies, which report it when they next acquire a lock of the task.
+      verb: counted by the processes of bodies, which report all of it when they lose a lock of the task, or next acquire one.
     * `hold:` and `wait:` with an upper bound in seconds: how many leases were held, and how many messages waited, at most so
       long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
     * `last_start`, `last_success`: when, in milliseconds since 1970.
@@ -107,6 +106,9 @@ def _statistics(app: Any, name: str) -> Statistics:
     states: Counter[str] = Counter()
     oldest, blocked = 0.0, 0
     for lock in records.locks(base):
+        if lock.missing:
+            states["missing"] += 1
+            continue
         states[lock.holder.state] += 1
         blocked = max(blocked, lock.duplicates)
         if lock.holder.state == "running":
@@ -123,7 +125,7 @@ def history(app: Any, task: str) -> Sequence[Run]:
 
 def server(app: Any) -> Mapping[str, str]:
     """Return what the server of the store says of itself (INFO)."""
-    return _records(app).server()
+    return _reader(app).server()
 
 
 # -- what an operator does ---------------------------------------------------------------------
@@ -183,7 +185,7 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
     if not 0 < seconds <= LONGEST:
         raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
     base, name = _held(app, key, task)
-    _records(app).hold(base, name, seconds)
+    _reader(app).hold(base, name, seconds)
 
 
 def unhold(app: Any, key: str = "", task: str = "") -> bool:
@@ -192,7 +194,7 @@ def unhold(app: Any, key: str = "", task: str = "") -> bool:
     Raises:
         ConfigurationError: neither or both of key and task are given.
     """
-    return _records(app).unhold(*_held(app, key, task))
+    return _reader(app).unhold(*_held(app, key, task))
 
 
 def _held(app: Any, key: str, task: str) -> tuple[str, str]:
@@ -204,6 +206,13 @@ def _held(app: Any, key: str, task: str) -> tuple[str, str]:
 
 
 def _records(app: Any) -> RecordStore:
+    if not context_of(app).settings.stats:
+        raise ConfigurationError("no records of locks are kept, as singleton_lock_stats is off")
+    return _reader(app)
+
+
+def _reader(app: Any) -> RecordStore:
+    """Return what reads the store; it knows locks by their keys, and holds, also where no records are kept."""
     return context_of(app).store.records()
 
 

@@ -12,6 +12,8 @@ from celery_singleton_lock.store.protocol import LockStore
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
+#: Seconds in which a worker has surely heard from its process that it has begun a task.
+_UNHEARD = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,22 @@ def answers_of(app: Any, holders: Sequence[Holder], timeout: float) -> list[str]
         elif holder.node not in known:
             answers.append(SILENT)
         else:
-            answers.append(RUNNING if holder.task_id in known[holder.node] else UNKNOWN)
+            answers.append(RUNNING if _runs(holder, known[holder.node]) else UNKNOWN)
     return answers
 
 
-def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, set[str]]:
-    """Return the ids of the tasks that each node runs under locks, of the nodes that answer."""
+def _runs(holder: Holder, known: Sequence[tuple[str, int | None]]) -> bool:
+    """Tell whether a node's answer names the holder's lease.
+
+    A message that has only been received has no process: a redelivery, say, of the holder's whose process is dead. But a node
+    may answer before it has heard that a process has begun the task.
+    """
+    processes: tuple[int | None, ...] = (holder.pid, None) if holder.age < _UNHEARD else (holder.pid,)
+    return any((holder.task_id, pid) in known for pid in processes)
+
+
+def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, list[tuple[str, int | None]]]:
+    """Return the id and the process of each task that nodes have received or run under locks, of the nodes that answer."""
     replies: Any = ()
     try:
         with app.connection_for_write() as connection:
@@ -81,10 +93,10 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
             )
     except Exception as error:  # the broker
         logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
-    known: dict[str, set[str]] = {}
+    known: dict[str, list[tuple[str, int | None]]] = {}
     for node, tasks in [item for reply in replies or () for item in reply.items()]:  # two workers may have one name
         if not isinstance(tasks, Mapping):  # the error of a worker without this command
-            known.setdefault(node, set()).update(one["task_id"] for one in tasks)
+            known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in tasks)
     return known
 
 

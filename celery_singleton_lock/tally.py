@@ -1,6 +1,7 @@
 """What this process counts of each task name, for the statistics. Its next acquire for that task takes it to the store.
 
-So a process that dies, or does not run the task again, does not report the last of it. Scripts count the rest themselves.
+A process that has lost a lock reports at once. So one that dies, or does not run the task again, may not report its last renewals
+and failed calls. Scripts count the rest themselves.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import click
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION, duration_text
-from celery_singleton_lock.cli.group import as_json, option, singleton
+from celery_singleton_lock.cli.group import as_json, in_one_line, option, singleton
 from celery_singleton_lock.cli.output import print_json, printable
 from celery_singleton_lock.store.records import Statistics
 
@@ -132,7 +132,8 @@ class _Check(click.Command):
     def invoke(self, context: click.Context) -> Any:
         try:
             verdict = super().invoke(context)
-        except Exception as error:
+        except Exception as failure:
+            error = in_one_line(context, failure)
             verdict = Verdict(UNKNOWN, getattr(error, "message", str(error)))
         raise _told(verdict, context.params["as_json"])
 

@@ -23,12 +23,17 @@ class _Group(click.Group):
         """Run a command; tell in one line if the store cannot be asked, or if there is none."""
         try:
             return super().invoke(context)
-        except ConfigurationError as error:
-            if context.find_root().params.get("app"):
-                raise
-            raise ConfigurationError(f"{error}; no app was given: celery -A APP singleton …") from error
-        except StoreError as error:
-            raise click.ClickException(f"the store of locks: {error}") from error
+        except (ConfigurationError, StoreError) as error:
+            raise in_one_line(context, error) from error
+
+
+def in_one_line(context: click.Context, error: Exception) -> Exception:
+    """Return the error that says in one line why the store could not be asked."""
+    if isinstance(error, StoreError):
+        return click.ClickException(f"the store of locks: {error}")
+    if isinstance(error, ConfigurationError) and not context.find_root().params.get("app"):
+        return ConfigurationError(f"{error}; no app was given: celery -A APP singleton …")
+    return error
 
 
 @click.group(cls=_Group)

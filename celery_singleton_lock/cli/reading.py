@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import unquote
 
 import click
 
@@ -11,7 +10,7 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import duration_text, time_text
 from celery_singleton_lock.cli.group import as_json, chosen_locks, lock_filters, singleton, task_option, warn_if_unknown
 from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table
-from celery_singleton_lock.store.records import Run, Statistics
+from celery_singleton_lock.store.records import Run, Statistics, task_of
 
 _LABELS = {
     "acquired": "ACQUIRED",
@@ -110,9 +109,9 @@ def _stats_row(one: Statistics) -> tuple[str, ...]:
 @click.pass_obj
 def history(obj: Any, /, task: str, as_json: bool) -> None:
     """Show the last runs of a TASK or lock group, or those under one KEY; the one that ended last comes first."""
-    name, _, digest = task.partition(":lock:")
-    key = task if digest else ""
-    name = unquote(name.partition("{")[2].removesuffix("}")) if key else task
+    base, _, digest = task.rpartition(":lock:")
+    key = task if base.endswith("}") and digest else ""
+    name = task_of(base) if key else task
     warn_if_unknown(obj.app, name)
     runs = [run for run in locks.history(obj.app, name) if not key or f"{run.key}:".startswith(f"{key}:")]
     if as_json:

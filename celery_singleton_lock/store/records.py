@@ -63,6 +63,7 @@ class Lock:
         duplicates: how many duplicates the holder has met.
         waiting: how many messages wait in line for it.
         since: when it was granted, in seconds since 1970, by the store's clock; 0 for an operator's hold.
+        missing: whether its key is not in the store, or is another lease's: it counts as expired when its time is over.
     """
 
     task: str
@@ -71,6 +72,12 @@ class Lock:
     duplicates: int = 0
     waiting: int = 0
     since: float = 0.0
+    missing: bool = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether somebody holds it now. A lease that has expired stays in the registry until it is counted."""
+        return self.holder.remaining > 0 and not self.missing
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -120,7 +127,8 @@ class Statistics:
     Arguments:
         task: the task name, or the lock group.
         counters: see `locks.stats`.
-        states: how many locks are `running`, `queued` and `held` now.
+        states: how many locks are `running`, `queued` and `held` now, and `missing`: leases whose key is not in the store, which
+            count as expired soon.
         oldest: when the oldest of the running ones was granted, in seconds since 1970; 0 if there is none.
         blocked: the most duplicates that one of the present holders has met.
     """
@@ -138,7 +146,7 @@ class Statistics:
     @property
     def held(self) -> int:
         """How many leases exist now: acquired + reacquired - released - expired - revoked. Holds are no leases."""
-        return self.states.get("running", 0) + self.states.get("queued", 0)
+        return sum(self.states.get(state, 0) for state in ("running", "queued", "missing"))
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -167,6 +175,9 @@ class RecordStore(Protocol):
 
     def locks(self, base: str) -> Iterator[Lock]:
         """Yield the locks that exist, those of an operator's holds included."""
+
+    def count(self, base: str, counted: Mapping[str, int]) -> None:
+        """Add to counters what a process has counted."""
 
     def counters(self, base: str) -> Mapping[str, int]:
         """Return all counters."""

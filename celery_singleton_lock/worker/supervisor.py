@@ -20,6 +20,7 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.records import task_of
 
 POLL = 0.5  # seconds after which children are looked at whose death the system does not report, and new ones
 
@@ -124,7 +125,10 @@ class Supervisor:
         self._renewer.remove(lease)
         self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=lease.publish))
         if lease.is_running():
-            logger.info("Pool process %d died, its lock is released: task id %s", pid, lease.request.task_id)
+            fields = {"task": task_of(lease.request.base), "task_id": lease.request.task_id}
+            logger.info(
+                "Task %s[%s] has died with pool process %d, its lock is released", *fields.values(), pid, extra=fields
+            )
 
 
 def _open(pid: int) -> int:

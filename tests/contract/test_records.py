@@ -104,6 +104,15 @@ def test_history_is_bounded(backing: RedisBacking, records: RecordStore, hold: M
     assert 3 == int(backing.store.command("LLEN", record_keys(base)[2]))
 
 
+def test_expired_run_is_noted_late(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """Runs are ordered by their ends, also if that of an expired lease was found later."""
+    hold("expires", ttl=5.0, task_id="expired")
+    backing.wait(10)
+    end(backing, hold(task_id="later"))
+    records.sweep(base)
+    assert ["later", "expired"] == [run.task_id for run in records.history(base)]
+
+
 def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base: str) -> None:
     """With a history of 0, runs are counted and none is kept."""
     backing = RedisBacking(redis_server.url(), base, history=0)
@@ -220,9 +229,21 @@ def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, loc
     backing.store.reacquire(wanted, 7)
     backing.wait(20)
     backing.store.renew([wanted])
+    assert [False, True] == sorted(lock.missing for lock in locks())
     backing.wait(15)
     assert {"acquired": 1, "reacquired": 1, "expired": 1} == counters()
     assert [7] == [lock.holder.fence for lock in locks()]
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_missing_lock(backing: RedisBacking, hold: MakeRequest, locks: Any, limit: int) -> None:
+    """A lease whose key is not in the store does not exist, also before its time is over, and after another one has the lock."""
+    wanted = hold(limit=limit)
+    assert [True] == [lock.exists for lock in locks()]
+    backing.lose(wanted.lock)
+    assert [(False, True)] == [(lock.exists, lock.missing) for lock in locks()]
+    other = hold(limit=limit, task_id="other")
+    assert [other.task_id] == [lock.holder.task_id for lock in locks() if lock.exists]
 
 
 def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest, counters: Any, base: str) -> None:
@@ -274,6 +295,13 @@ def test_counts_of_the_process(hold: MakeRequest, counters: Any) -> None:
     """An acquire takes to the store what its process has counted."""
     hold(noted=Noted(counted={"lost:expired": 2, "renewals": 3}))
     assert {"acquired": 1, "lost:expired": 2, "renewals": 3} == counters()
+
+
+def test_counts_that_are_reported_at_once(records: RecordStore, base: str, counters: Any) -> None:
+    """A process may also report without an acquire."""
+    records.count(base, {"lost:expired": 2, "renewals": 3})
+    records.count(base, {"lost:expired": 1})
+    assert {"lost:expired": 3, "renewals": 3} == counters()
 
 
 # -- an operator's holds -----------------------------------------------------------------------

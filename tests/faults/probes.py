@@ -40,6 +40,7 @@ _ERRORS = (redis.RedisError, OSError)
 #: The verbs whose scripts depend on no request, with the parts that a call may have.
 SMALL: dict[str, tuple[str, ...]] = {
     "page": (),
+    "count": ("counted",),
     "hold": (),
     "holder": ("limit",),
 }

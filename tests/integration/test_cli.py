@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,8 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import WorkerEnvironment
@@ -245,6 +248,19 @@ def test_stats_and_history(env: WorkerEnvironment, celery: Run) -> None:
     assert "Boom" in lines[1]
 
 
+@one_pool
+def test_task_whose_name_looks_like_a_key(env: WorkerEnvironment, quick: Quick) -> None:
+    """Its history is found by its name, and by its key."""
+    name = f"a:lock:{env.tag}"
+    base = f"singleton:{{{escaped(name)}}}"
+    store = RedisStore(connector(servers_of(env)["store"], {}), history=100)
+    wanted = LeaseRequest(base, "1", secrets.token_hex(16), 60.0, "t1", "n", 1)
+    store.acquire(wanted)
+    store.release(wanted, True)
+    for word in (name, wanted.lock):
+        assert "t1" in quick("history", word).output, word
+
+
 # -- release -----------------------------------------------------------------------------------
 
 
@@ -282,6 +298,29 @@ def test_body_that_its_worker_does_not_know(env: WorkerEnvironment, celery: Run)
     assert ("released", "unknown", "vanished") == (done["outcome"], done["answer"], done["holder"]["task_id"])
     assert not env.is_locked()
     assert (1, "free: nobody held it\n") == ((free := celery("singleton", "release", key)).returncode, free.stdout)
+
+
+@prefork
+@pytest.mark.parametrize(("age", "outcome"), [(0.0, "refused"), (60.0, "released")])
+def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str) -> None:
+    """A message that its worker has only received does not run, unless its process may have begun it just now."""
+    for number in range(2):
+        env.hold("plain", tag=env.other_tag(f"busy{number}"), acts="hold")
+    env.job("skip").apply_async((env.tag,), task_id=(redelivered := f"redelivered-{env.tag}"))
+    until(lambda: any(redelivered == one["task_id"] for one in known_locks(env)), "it is received")
+    key = leave_lock(env, env.worker.hostname(), redelivered)
+    base, holder = key.rpartition(":lock:")[0], locks.show(env.app, key)
+    assert holder is not None
+    (answer,) = revoking.answers_of(env.app, [replace(holder, age=age)], 1.0)
+    asked = revoking.Release("", key, holder, answer)
+    assert outcome == revoking.revoke(context_of(env.app).store, base, asked, False, False).outcome
+    env.let_all_go()
+
+
+def known_locks(env: WorkerEnvironment) -> list[Any]:
+    """Return what the worker says of its tasks."""
+    replies = env.app.control.broadcast("singleton_locks", destination=[env.worker.hostname()], reply=True)
+    return [one for reply in replies for one in reply[env.worker.hostname()]]
 
 
 @one_pool
@@ -471,9 +510,10 @@ def test_watch(env: WorkerEnvironment, watcher: Callable[..., Watcher], term: st
 
 
 @one_pool
-def test_watch_survives_the_store(watcher: Callable[..., Watcher]) -> None:
+@pytest.mark.parametrize("words", [(), ("--task", "job.skip")])
+def test_watch_survives_the_store(watcher: Callable[..., Watcher], words: Sequence[str]) -> None:
     """While the store is away, a line says so each time."""
-    watch = watcher(store=f"redis://127.0.0.1:{free_port()}/0")
+    watch = watcher(*words, store=f"redis://127.0.0.1:{free_port()}/0")
     assert "Traceback" not in watch.read_until("the store of locks: the store could not be reached", 2)
     assert 0 == watch.interrupt()
 
@@ -521,7 +561,7 @@ def test_check_without_answer(celery: Run, quick: Quick, own_store: RedisServer)
     assert (3, "") == (done.returncode, done.stderr)
     assert done.stdout.startswith("SINGLETON UNKNOWN - no store for locks"), done.stdout
     for found, said in [
-        (quick("check", store=away), "the store could not be reached"),
+        (quick("check", store=away), "the store of locks: the store could not be reached"),
         (quick("check", store="memory://"), "memory:// keeps no records"),
         (quick("check", store=own_store.url()), "no worker has registered a task"),
         (quick("check", "--task", "job.skp"), "no worker has registered job.skp"),
@@ -611,14 +651,30 @@ def test_store_that_cannot_be_asked(env: WorkerEnvironment, quick: Quick, verb: 
 
 
 @one_pool
-def test_no_app(env: WorkerEnvironment, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("verb", "code"), [("list", 1), ("check", 3)])
+def test_no_app(env: WorkerEnvironment, tmp_path: Path, verb: str, code: int) -> None:
     """Without -A, the error of the missing store says that the app is missing."""
-    line, variables = line_of(tmp_path, "singleton", "list", **servers_of(env))
+    line, variables = line_of(tmp_path, "singleton", verb, **servers_of(env))
     line = [word for word in line if word not in ("-A", "bare")]
     done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=30)
-    assert (1, 1) == (done.returncode, len(done.stderr.splitlines()))
-    assert done.stderr.startswith("Error: no store for locks: ")
-    assert "; no app was given: celery -A APP singleton" in done.stderr
+    said = done.stdout + done.stderr
+    assert (code, 1) == (done.returncode, len(said.splitlines()))
+    assert said.startswith(("Error: no store for locks: ", "SINGLETON UNKNOWN - no store for locks: "))
+    assert "; no app was given: celery -A APP singleton" in said
+
+
+@one_pool
+@pytest.mark.parametrize("verb", ["list", "stats", "history", "check", "watch"])
+def test_records_that_are_switched_off(env: WorkerEnvironment, verb: str) -> None:
+    """With `singleton_lock_stats` off, commands that read records say so; `show` knows the holder of a lock."""
+    app = Celery("quick", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=servers_of(env)["store"], singleton_lock_stats=False)
+    words = ["job.skip"] if verb == "history" else []
+    done = CliRunner().invoke(singleton, [verb, *words], obj=SimpleNamespace(app=app))
+    assert "no records of locks are kept, as singleton_lock_stats is off" in done.output
+    assert done.exit_code in (1, 3)
+    key = leave_lock(env, "gone@local")
+    assert "vanished" in CliRunner().invoke(singleton, ["show", key], obj=SimpleNamespace(app=app)).output
 
 
 @one_pool

@@ -11,7 +11,7 @@ from celery import states
 from celery_singleton_lock import DuplicateTask, locks
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, Statistics
 from tests.integration.environment import WorkerEnvironment
-from tests.integration.nodes import CONCURRENCY, WorkerSpec
+from tests.integration.nodes import WorkerSpec
 from tests.servers import RedisServer, until
 
 POOLS = ("prefork", "threads", "gevent")
@@ -124,19 +124,29 @@ def test_waited(env: WorkerEnvironment, queue: str) -> None:
 
 
 def test_lost(env: WorkerEnvironment, queue: str) -> None:
-    """A process that lost a lease reports it, with the reason, with its next lease."""
+    """A process that lost a lease reports it at once, with the reason."""
     job = env.job("skip_short")
     env.hold("skip_short", queue=queue)
     before = counted(env, "skip_short").get("lost:revoked", 0)
     job.force_unlock(env.tag)  # type: ignore[attr-defined]
-    until(lambda: env.lock_signals(env.key("skip_short"), "lock_lost"), "it is lost")
+    until(lambda: before + 1 == counted(env, "skip_short").get("lost:revoked"), "it is counted while the body goes on")
+    assert env.lock_signals(env.key("skip_short"), "lock_lost")
+    assert "revoked" in LOSSES
     env.let_go()
     env.finish_node(queue)
 
-    for number in range(CONCURRENCY):  # all at once, so that each process of the pool acquires one
-        env.hold("skip_short", tag=env.other_tag(f"next{number}"), queue=queue)
-    assert before + 1 == counted(env, "skip_short")["lost:revoked"]
-    assert "revoked" in LOSSES
+
+def test_lost_while_the_store_was_away(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
+    """A lease that was lost in an outage, and failed renewals, are reported when the lock is reacquired."""
+    env.hold("skip_short", queue=queue)
+    before = counted(env, "skip_short")
+    own_store.pause()
+    until(lambda: env.lock_signals(env.key("skip_short"), "lock_lost"), "it is lost")
+    own_store.resume()
+    for name in ("lost:expired", "renewal_failures", "store_errors:renew"):
+        until(lambda name=name: counted(env, "skip_short").get(name, 0) > before.get(name, 0), name)  # type: ignore[misc]
+    env.let_go()
+    env.finish_node(queue)
 
 
 def test_error_that_is_no_text(env: WorkerEnvironment, queue: str) -> None:

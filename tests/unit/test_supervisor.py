@@ -129,7 +129,7 @@ def test_release_for_a_dead_child_is_logged(
         accept(supervisor, pid, one, is_running)
         os.kill(pid, signal.SIGKILL)
         until(lambda one=one: not held(store, one), timeout=2)
-    until(lambda: "died, its lock is released: task id task-running" in caplog.text, timeout=2)
+    until(lambda: "[task-running] has died with pool process" in caplog.text, timeout=2)
     assert "task-finished" not in caplog.text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock.store.protocol import (
     COPY_TTL,
@@ -99,8 +99,16 @@ def _acquire_records(wanted: LeaseRequest, history: int | None) -> Sequence[Part
     parts = (Part("recorded", record_keys(wanted.base), arguments), *_RECORDED)
     if not noted.counted:
         return parts
-    words = [f"{name}={number}" for name, number in noted.counted.items()]
-    return (*parts, Part("counted", (), (" ".join(words),)))
+    return (*parts, _counted(noted.counted))
+
+
+def count_call(base: str, counted: Mapping[str, int]) -> ScriptCall:
+    """Return the call that adds what a process has counted."""
+    return script_call("count", record_keys(base)[1:2], (), (_counted(counted),))
+
+
+def _counted(counted: Mapping[str, int]) -> Part:
+    return Part("counted", (), (" ".join(f"{name}={number}" for name, number in counted.items()),))
 
 
 def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import holds_key, record_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
-from celery_singleton_lock.store.redis.calls import ScriptCall, ms, script_call, sweep_call
+from celery_singleton_lock.store.redis.calls import ScriptCall, count_call, ms, script_call, sweep_call
 
 #: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
 PAGE = "100"
@@ -53,13 +53,18 @@ class RedisRecords:
                 if entry not in seen:  # a scan may find an entry twice
                     seen.add(entry)
                     holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
-                    yield Lock(task, prefix + digest, holder, int(duplicates), int(waiting), since)
+                    missing = duplicates == "-"
+                    met = 0 if missing else int(duplicates)
+                    yield Lock(task, prefix + digest, holder, met, int(waiting), since, missing)
 
     def _holds(self, base: str, now: float) -> Iterator[Lock]:
         for name, ends in pairs(self._server.command("HGETALL", holds_key(base))):
             remaining = int(ends) / 1000 - now
             if remaining > 0:
                 yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
+
+    def count(self, base: str, counted: Mapping[str, int]) -> None:
+        self._server.run(count_call(base, counted))
 
     def counters(self, base: str) -> Mapping[str, int]:
         return counters_of(self._server.command("HGETALL", record_keys(base)[1]))
@@ -68,7 +73,8 @@ class RedisRecords:
         found = (
             self._server.command("LRANGE", record_keys(base)[2], "0", str(self._history - 1)) if self._history else ()
         )
-        return [run_of(base, one) for one in found]
+        runs = [run_of(base, one) for one in found]
+        return sorted(runs, key=lambda run: run.ended, reverse=True)  # an expired one is noted late
 
     def hold(self, base: str, name: str, seconds: float) -> None:
         self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))
