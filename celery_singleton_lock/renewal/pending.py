@@ -23,22 +23,21 @@ class PendingRelease:
         outcome: bool | None = None,
         kept: Kept | None = None,
         held_until: float = 0.0,
-        publish: Callable[[str], object] | None = None,
+        publish: Callable[[str], object] = lambda message: None,
     ) -> None:
         self.request = request
         self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
         self.held_until = held_until  # the signature stays held until this time of `now`
-        self.publish = publish  # has the message of the next in line published, in another thread
+        self.publish = publish  # publishes the message of the next in line, or has another thread do that
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
-        self.message = ""  # of the next in line, to be published
 
     def send(self, store: LockStore, timeout: float | None = None) -> None:
-        """Release the lock, or keep a redelivery waiting; tell it the outcome once that is known.
+        """Release the lock, publish the next in line, and keep a redelivery waiting; tell it the outcome once that is known.
 
         Raises:
             StoreError: the store did not confirm it.
@@ -46,7 +45,9 @@ class PendingRelease:
         outcome = self.outcome
         hold = self.held_until - now() if self.held_until else 0.0
         kept = Kept("held", hold) if hold > 0 else self.kept
-        self.redelivery_waits, self.message = store.release(self.request, self.success, timeout, kept)
+        self.redelivery_waits, message = store.release(self.request, self.success, timeout, kept)
+        if message:
+            self.publish(message)
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:
@@ -85,8 +86,6 @@ class PendingReleases:
             pending.due = time + pending.interval
             try:
                 pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
-                if pending.message and pending.publish:
-                    pending.publish(pending.message)
             except StoreUnavailable:  # for the others, too
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again

@@ -203,7 +203,7 @@ def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> Non
 
 
 def publish_next(task: Any, task_id: str, message: str) -> None:
-    """Publish the message of the next in line, if there is one. If that fails, its copy starts it later.
+    """Publish the message of the next in line, if there is one. If that fails, a delayed copy starts it later.
 
     Arguments:
         task_id: whose lock was released.

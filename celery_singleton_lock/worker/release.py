@@ -53,9 +53,9 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         return
     state.ended = True
     renewer.remove(state)
-    pending = PendingRelease(
-        request, success, kept=kept, held_until=state.held_until if success and not state.lost else 0.0
-    )
+    hold = state.held_until if success and not state.lost else 0.0
+    publish = partial(publish_next, state.task, request.task_id)
+    pending = PendingRelease(request, success, kept=kept, held_until=hold, publish=publish)
     # The start of a revoked lease has ended, too.
     state.unreleased = state.unreleased or request.max_starts is not None
     if state.unreleased:
@@ -70,8 +70,6 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         else:
             if logger.isEnabledFor(DEBUG):
                 about(state.task, request.task_id, request.lock).debug("released %s", request.lock)
-            if pending.message:
-                publish_next(state.task, request.task_id, pending.message)
             if not state.lost:
                 send(signals.lock_released, state.task, lease=execution.lease)
     if state.reacquired or (state.unreleased and not pending.confirmed):

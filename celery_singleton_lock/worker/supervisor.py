@@ -32,8 +32,8 @@ class ChildLease:
     request: LeaseRequest  # without a digest, as the main process does not look at arguments
     is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
     due: float
+    publish: Callable[[str], object]  # has the message of the next in line published, in another thread
     cap: float = math.inf  # not renewed from then on
-    publish: Callable[[str], object] | None = None  # has the message of the next in line published, in another thread
     revoked: bool = False  # the child finds out for itself
 
     def is_active(self, time: float) -> bool:
@@ -71,11 +71,11 @@ class Supervisor:
         request: LeaseRequest,
         is_running: Callable[[], bool],
         at_most: float | None = None,
-        publish: Callable[[str], object] | None = None,
+        publish: Callable[[str], object] = lambda message: None,
     ) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
         time = self._clock()
-        lease = ChildLease(request, is_running, time + request.ttl / 3, publish=publish)
+        lease = ChildLease(request, is_running, time + request.ttl / 3, publish)
         if at_most is not None:
             lease.cap = time + at_most
         with self._mutex:

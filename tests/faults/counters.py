@@ -12,8 +12,8 @@ from tests.faults.ledger import Event
 def disagreements(events: Sequence[Event], found: Sequence[Statistics]) -> list[str]:
     """Return what is wrong with the counters of tasks, since the store last lost its data.
 
-    For each task, what began must have ended or exist. For tasks whose messages reserve no lock, the numbers of grants and
-    releases must be those that the probe has seen.
+    For each task, what began must have ended or exist. For tasks whose messages reserve no lock, the numbers of grants, releases
+    and revocations must be those that the probe has seen; so the number of leases that expired is exact, too.
     """
     since = max((event["at"] for event in events if event["what"] == "store reset"), default=0.0)
     seen: Counter[tuple[str, str]] = Counter()
@@ -29,7 +29,7 @@ def disagreements(events: Sequence[Event], found: Sequence[Statistics]) -> list[
         )
         if begun != ended + one.held:
             wrong.append(f"{one.task}: {begun} began, {ended} ended, {one.held} exist")
-        for name in ("acquired", "reacquired", "released"):
+        for name in ("acquired", "reacquired", "released", "revoked"):
             if not one.task.startswith("publish") and one.sum(name) != seen[one.task, name]:
                 wrong.append(f"{one.task}: {name} {one.sum(name)}, seen {seen[one.task, name]}")
     return wrong
@@ -39,4 +39,4 @@ def _counter(event: Event) -> str:
     """Return the counter of a change of a lock, "" if it has none."""
     if event["does"] == ["take"] and event.get("new"):
         return {"acquire": "acquired", "reacquire": "reacquired"}.get(event["verb"], "")
-    return "released" if event["does"] == ["free"] and event["verb"] == "release" else ""
+    return {("free", "release"): "released", ("unlock", "revoke"): "revoked"}.get((event["does"][0], event["verb"]), "")

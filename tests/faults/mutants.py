@@ -125,8 +125,8 @@ MUTANTS = (
     Mutant(
         "the next in line is published after a pending release",
         "renewal/pending.py",
-        "                    pending.publish(pending.message)\n",
-        "                    pass\n",
+        "            self.publish(message)\n",
+        "            pass\n",
         "tests/overlap/test_line.py::test_killed_holder",
         "timed out|TimeoutError",
     ),
@@ -351,8 +351,8 @@ MUTANTS = (
     Mutant(
         "the end of a body publishes the next in line",
         "worker/release.py",
-        "                publish_next(state.task, request.task_id, pending.message)",
-        "                pass",
+        "held_until=hold, publish=publish)",
+        "held_until=hold)",
         "test_feature_faults.py::test_features_shutdown[warm]",
         "36 warm shutdown",
     ),
