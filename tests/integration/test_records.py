@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
-from celery import states
+from celery import Celery, states
+from redis import Redis
 
-from celery_singleton_lock import DuplicateTask, locks
+from celery_singleton_lock import DuplicateTask, SingletonTask, locks
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, Statistics
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
@@ -193,6 +195,27 @@ def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, 
             assert env.get(result) is None
     locks.unhold(env.app, key=env.key(name))
     assert before + 1 == count()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "counts"),
+    [({"singleton_lock_history": 2}, 2, True), ({"singleton_lock_stats": False}, 0, False)],
+    ids=["history", "stats"],
+)
+def test_settings(own_store: RedisServer, settings: dict[str, Any], kept: int, counts: bool) -> None:
+    """One setting says how many runs are kept, another one switches all records off."""
+    app = Celery(set_as_current=False, broker="memory://")
+    app.conf.update(singleton_lock_url=own_store.url(), singleton_lock_eager=True, **settings)
+
+    @app.task(base=SingletonTask, name=(name := f"settings.{len(settings)}{kept}"), shared=False)
+    def task() -> None: ...
+
+    for _ in range(5):
+        task.apply()
+    with Redis.from_url(own_store.url()) as client, closing(app):
+        keys = [f"singleton:{{{name}}}:{part}" for part in ("stats", "registry", "history")]
+        assert (counts, kept) == (bool(client.exists(keys[0])), client.llen(keys[2]))
+        assert not client.exists(keys[1])
 
 
 # -- an operator's holds -----------------------------------------------------------------------
