@@ -21,8 +21,7 @@ def reservation(
 ) -> LeaseRequest:
     """Return the request for a reservation of this message."""
     digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
-    # One holder's end reserves the lock for the line. A free slot is not reserved, so a reservation asks the line.
-    place = Place() if limit and getattr(config.options.on_duplicate, "uses_line", False) else None
+    place = Place() if getattr(config.options.on_duplicate, "uses_line", False) else None  # behind those that wait
     return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True, place=place, limit=limit)
 
 

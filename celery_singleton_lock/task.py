@@ -122,7 +122,9 @@ class SingletonMixin:
         if "lock_options" in options:
             _move_to_headers(self, options)
         send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
-        if not more and options.get("task_id") is None and is_locked_at_publish(self):
+        # Celery's tracer publishes a linked callback with a `parent_id`; an error of ours would fail the parent.
+        is_alone = options.get("task_id") is None and options.get("parent_id") is None
+        if not more and is_alone and is_locked_at_publish(self):
             return publish(self, args or (), kwargs or {}, options, send)
         result = send()
         if result is not None:  # as a task class of the user's may return

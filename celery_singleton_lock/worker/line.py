@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
-from celery.utils.time import maybe_iso8601
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.utils import json
 
@@ -40,7 +40,13 @@ from celery_singleton_lock.store.protocol import (
 from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
 from celery_singleton_lock.worker.replaced import terminate
-from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
+from celery_singleton_lock.worker.republish import (
+    RetryState,
+    ignores_result,
+    is_redelivered,
+    retry_state_of,
+    signature_of,
+)
 
 _json: Any = json  # untyped in Kombu
 
@@ -61,7 +67,8 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
     if not state.ticket and not uses_line:
         return None
     may_stop = policy.stops_holder if isinstance(policy, Policy) else True
-    place = Place(state.ticket, state.copy, stop=may_stop and not request.retries)
+    # An own retry replaces nobody, but its redelivery may be that of a body that was replaced.
+    place = Place(state.ticket, state.copy, stop=may_stop and (not request.retries or is_redelivered(request)))
     quiet = getattr(policy, "quiet", 0.0)
     if not quiet or request.retries or request.is_eager or goes_to_several_queues(task.app, request):
         return place
@@ -159,7 +166,7 @@ def _runs(request: Any, result: AcquireResult) -> bool:
 def _seconds_left(expires: Any) -> float:
     """Return the seconds until a message expires: infinity if it never does."""
     time_of = maybe_iso8601(expires) if expires else None
-    return time_of.timestamp() - time.time() if time_of else math.inf
+    return maybe_make_aware(time_of).timestamp() - time.time() if time_of else math.inf
 
 
 def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState) -> NoReturn:

@@ -128,7 +128,9 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
     about(task, request.id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
     send(signals.store_error, task, key=wanted.lock, task_id=request.id, error=error)
     reaction = options.on_store_error
-    if wanted.place and wanted.place.room:  # a copy of the message is published already
+    if wanted.place and (
+        wanted.place.room or wanted.place.ticket
+    ):  # it waits in line, or has a copy: it must not end yet
         reaction = "retry"
     if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error

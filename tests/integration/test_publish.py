@@ -281,6 +281,17 @@ def test_canvas_members_are_sent(env: WorkerEnvironment) -> None:
     until(lambda: holder(env) is None, "the lock is free")
 
 
+def test_linked_callback_is_sent(env: WorkerEnvironment) -> None:
+    """A linked callback whose lock is held fails by itself, and not the task that it follows."""
+    env.hold("publish_raise")
+    callback = env.job("publish_raise").si(env.tag)
+    parent = env.job("plain").apply_async((env.other_tag("parent"),), link=callback)
+    assert "done" == env.get(parent)
+    (follower,) = until(lambda: parent.children, "the callback is sent")
+    assert isinstance(env.error(follower), DuplicateTask)
+    assert "SUCCESS" == parent.state
+
+
 def test_foreign_publisher(env: WorkerEnvironment) -> None:
     """A message from `send_task`, which knows no locks, acquires the lock when it starts."""
     assert "done" == env.get(env.app.send_task("job.publish", (env.tag,)))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import celery_singleton_lock
-from celery_singleton_lock import Lease, MaxStarts, SingletonTask, signals
+from celery_singleton_lock import Lease, MaxStarts, SingletonTask, locks, signals
+from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.config.call_options import CALL_OPTIONS
 from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
 from celery_singleton_lock.policies import NAMED
@@ -24,6 +25,8 @@ ROWS = {
     for title, text in re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", PAGE.read_text(encoding="utf-8"), re.M)
 }
 *SYSTEMS, MISSING = ROWS.values()
+#: What the commands for operators begin with.
+COMMAND = "celery singleton "
 #: Names and expressions in the columns of ours.
 SPANS = sorted({span for rows in SYSTEMS for row in rows for span in re.findall(r"`([^`]+)`", row[1])})
 
@@ -50,6 +53,8 @@ def check_name(name: str) -> None:
         assert hasattr(Lease, rest[1])
     elif first == "signals":
         assert all(hasattr(signals, attribute) for attribute in rest)
+    elif first == "locks":
+        assert all(hasattr(locks, attribute) for attribute in rest)
     elif name != "_.duplicate":  # of what a publish returns
         known = {*TASK_OPTIONS, *SETTING_NAMES, "lock_options", *celery_singleton_lock.__all__}
         assert name in known or callable(getattr(SingletonTask, name, None))
@@ -58,6 +63,10 @@ def check_name(name: str) -> None:
 @pytest.mark.parametrize("span", SPANS)
 def test_our_names(span: str) -> None:
     """A name of ours exists, with the values and fields that the page gives it."""
+    if span.startswith(COMMAND):
+        command, *options = span.removeprefix(COMMAND).split()
+        assert set(options) <= {word for one in singleton.commands[command].params for word in one.opts}
+        return
     (statement,) = ast.parse(re.sub(r"^\.", "_.", span).replace("…", "...")).body
     if isinstance(statement, ast.Assign):
         (target,) = statement.targets

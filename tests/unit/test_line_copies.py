@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -65,6 +67,75 @@ def test_arguments_that_do_not_fit_any_more(singleton: Singleton, app: Celery) -
     assert isinstance(app.AsyncResult("id-1").result, TypeError)
 
 
+@pytest.fixture
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of the machine."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/Los_Angeles"], indirect=True)
+@pytest.mark.parametrize("minutes", [-1, 10])
+def test_expiry_without_a_zone(singleton: Singleton, minutes: int) -> None:
+    """An expiry without a time zone is in UTC, as for Celery, whatever the zone here: a copy comes then, or after a TTL."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    expires = (datetime.now(timezone.utc) + timedelta(minutes=minutes)).replace(tzinfo=None).isoformat()
+    with hold(task):
+        messages(task)
+        deliver(task, expires=expires)
+        (copy,) = messages(task)
+    left = (datetime.fromisoformat(copy.headers["eta"]) - datetime.now(timezone.utc)).total_seconds()
+    assert (left < 1) if minutes < 0 else (25 < left < 31)
+
+
+def messages(task: Any) -> list[Any]:
+    """Take all messages out of the queue."""
+    with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def test_publish_behind_the_line(singleton: Singleton, app: Celery) -> None:
+    """A call with `lock_from="publish"` does not take a free lock for which messages wait: it is sent, and waits behind them."""
+
+    @singleton(name="x", on_duplicate="wait", lock_from="publish")
+    def task() -> None: ...
+
+    config = config_for(task)
+    with hold(task):
+        place = Place("first", room=9, next_copy=1.0, due=60.0)
+        wanted = LeaseRequest(config.base, config.digest((), {}), "first", 60.0, "first", place=place)
+        assert context_of(app).store.acquire(wanted).is_waiting
+    assert task.lock_holder() is None
+    assert "first" == task.delay().duplicate.task_id
+    assert task.lock_holder() is None
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_redelivery_of_a_replaced_task(singleton: Singleton, app: Celery, retries: int) -> None:
+    """A redelivered message that was replaced while it ran does not run again, also if it was its own retry."""
+
+    @singleton(name="x", on_duplicate="replace")
+    def task() -> None:
+        raise AssertionError("runs again")
+
+    config, store = config_for(task), context_of(app).store
+    digest = config.digest((), {})
+    holder = LeaseRequest(config.base, digest, "holder", 60.0, "id-1")
+    store.acquire(holder)
+    place = Place("newcomer", room=1, replace=True, next_copy=1.0, due=60.0, stop=True)
+    store.acquire(LeaseRequest(config.base, digest, "newcomer", 60.0, "newcomer", place=place))
+    store.release(holder, success=False)
+    deliver(task, retries=retries, delivery_info={"redelivered": True})
+    assert "REVOKED" == app.AsyncResult("id-1").state
+
+
 def test_limit_that_fails(singleton: Singleton, app: Celery) -> None:
     """A message in line whose `lock_limit` raises an error fails under its own task id."""
 
@@ -100,12 +171,17 @@ def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None
     assert (2, 1) == (len(copies), len(set(copies)))
 
 
-def test_store_away_after_a_long_wait(singleton: Singleton, app: Celery) -> None:
-    """If the store is unreachable when a message's turn comes, the message is retried, however long it waited in line."""
+@pytest.mark.parametrize("reaction", ["retry", "run", "raise"])
+def test_store_away_after_a_long_wait(singleton: Singleton, app: Celery, reaction: str) -> None:
+    """If the store is unreachable when a message's turn comes, the message is retried, however long it waited in line.
+
+    It neither runs nor fails, as it may still be in line, and would be started once more.
+    """
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
 
-    @singleton(name="x", on_duplicate=Wait(max_wait=math.inf))
-    def task() -> None: ...
+    @singleton(name="x", on_duplicate=Wait(max_wait=math.inf), on_store_error=reaction)
+    def task() -> None:
+        raise AssertionError("runs without a lock")
 
     waited = TICKET._replace(waited=7200.0)._asdict()
     assert "RETRY" == deliver(task, headers={RETRY_STATE_HEADER: waited}).info.state
