@@ -25,7 +25,7 @@ from kombu.utils import json
 
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
@@ -80,9 +80,6 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
 
     The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. It ends when the
     message expires. A holder that was asked to stop long ago is terminated.
-
-    The copy has a task id of its own, stores no result and does not expire. With `task_track_started`, Celery stores STARTED for
-    every delivery, which would overwrite what the message has stored when the copy comes.
     """
     state = retry_state_of(request)
     asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
@@ -99,18 +96,27 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         ignore_result=ignores_result(task, request),
         expires=request.expires,
     )
-    try:
-        copy = signature_of(task, request, delay, copied)
-        copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
-    except Exception as failure:
-        if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
-            raise Reject(failure, requeue=True) from failure
-        raise
+    _send_copy(task, request, delay, copied)
     if decision.terminate and result.holder:
         terminate(task, request, wanted, result.holder)
     message = _text(task.app, _started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
+
+
+def _send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
+    """Publish a copy, which has a task id of its own, stores no result and does not expire.
+
+    With `task_track_started`, Celery stores STARTED for every delivery, which would overwrite what the message has stored when
+    the copy comes.
+    """
+    try:
+        copy = signature_of(task, request, delay, state)
+        copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
+    except Exception as failure:
+        if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
+            raise Reject(failure, requeue=True) from failure
+        raise
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
@@ -144,7 +150,10 @@ def handle_copy(
             if isinstance(decision, Enqueue):
                 wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
-    except StoreError as error:  # the message does what `on_store_error` says
+    except StoreUnavailable as error:
+        about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
+        _ask_again(task, request, wanted, store)
+    except StoreError as error:  # the message will fail with it
         about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
     except (Reject, Ignore):
         raise
@@ -155,6 +164,19 @@ def handle_copy(
         if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
             raise Ignore("waits in line, or has started")
     _publish_message(task, request, wanted, store, state)
+
+
+def _ask_again(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
+    """End a copy that could not reach the store. Its message keeps its place: the same copy comes again soon, or the next one."""
+    if not (wanted.place and wanted.place.room):  # else the next one is published
+        delay, state = shortened(task.app, wanted.ttl / 4), retry_state_of(request)
+        try:
+            _send_copy(task, request, delay, state._replace(waited=state.waited + delay))
+        except Reject:
+            raise
+        except Exception as failure:
+            _fail(task, request, wanted, store, failure)
+    raise Ignore("waits in line until the store can be reached")
 
 
 def _runs(request: Any, result: AcquireResult) -> bool:

@@ -95,6 +95,21 @@ def test_expiry_without_a_zone(singleton: Singleton, minutes: int) -> None:
     assert (left < 1) if minutes < 0 else (25 < left < 31)
 
 
+def test_copy_while_the_store_is_away(singleton: Singleton, app: Celery) -> None:
+    """A copy that cannot reach the store comes again soon and does not publish its message, which so keeps its place."""
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+
+    @singleton(name="x", on_duplicate="wait", lock_ttl=20, on_store_error="raise")
+    def task() -> None: ...
+
+    copy = from_copy(task)
+    state = copy.headers[RETRY_STATE_HEADER]
+    assert ("id-1", 1.0, 5.0) == (state["stands_for"], state["copy"], state["waited"])
+    assert "id-1" != copy.headers["id"]
+    left = (datetime.fromisoformat(copy.headers["eta"]) - datetime.now(timezone.utc)).total_seconds()
+    assert 3 < left < 5.1
+
+
 def messages(task: Any) -> list[Any]:
     """Take all messages out of the queue."""
     with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
