@@ -123,18 +123,18 @@ class TestRun:
         assert ["done", "done"] == env.get(chord([job.si(env.tag)] * 2)(collect(env)))
 
     def test_message_in_line(self, env: WorkerEnvironment, own_store: RedisServer) -> None:
-        """A message in line runs without a lock when its copy comes, beside the body that it waited for."""
+        """A message in line goes on waiting: it is run once, under its lock, after the body that it waited for."""
         held = env.hold("store_run_wait")
         waiting = env.job("store_run_wait").delay(env.tag, "return")
         until(lambda: env.lock_signals(env.key("store_run_wait"), "duplicate"), "the message waits")
         own_store.stop()
         try:
-            assert "done" == env.get(waiting)
+            env.worker.wait_for_lines(waiting.id, "could not ask for its place in line")
         finally:
             own_store.start()
-        assert [True, False] == [start["protected"] for start in env.starts()]
         env.let_go()
-        assert "held" == env.get(held)
+        assert ["held", "done"] == [env.get(held), env.get(waiting, 40)]
+        assert [True, True] == [start["protected"] for start in env.starts()]
 
 
 class TestRaise:
