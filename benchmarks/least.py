@@ -11,7 +11,7 @@ from hashlib import blake2b
 from celery_singleton_lock.store.protocol import holds_key, record_keys, task_keys
 
 BASE = "singleton:{benchmarks.least}"
-_FINE = (b"*2\r\n$7\r\ngranted\r\n", b":0\r\n")
+_FINE = (b"*2\r\n$7\r\ngranted\r\n", b"*2\r\n:0\r\n")
 
 
 class Least:
