@@ -152,8 +152,10 @@ class MemoryStore(Records):
             return [self._renew(lease) for lease in leases]
 
     def _renew(self, lease: LeaseRequest) -> RenewResult:
-        record, attempt = self._find(self._lock_of(lease)), self._find(lease.attempt)
+        lock = self._lock_of(lease)
+        record, attempt = self._find(lock), self._find(lease.attempt)
         if record and record.token == lease.token:
+            lease.lock = lock
             for found in filter(None, (record, attempt)):
                 found.expires = self._clock() + lease.ttl
             return RenewResult.STOP if lease.stoppable and record.stop == lease.token else RenewResult.RENEWED

@@ -67,13 +67,15 @@ class LeaseRequest:
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
     noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
-    lock: str = field(init=False)  # key of the lock; once a slot is granted, of that slot's
+    lock: str = field(
+        init=False
+    )  # key of the lock; "" while the store alone knows it; once a slot is known, of that slot's
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
 
     def __post_init__(self) -> None:
-        self.lock = f"{self.base}:lock:{self.digest}"
+        self.lock = f"{self.base}:lock:{self.digest}" if self.digest else ""
         self.by_token = not self.digest or self.limit > 0
         self.attempt = f"{self.base}:attempt:{self.token}"
         self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
@@ -222,7 +224,10 @@ class LockStore(Protocol):
         """
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        """Extend the leases that these tokens own; return a result for each, never `LOST`."""
+        """Extend the leases that these tokens own; return a result for each, never `LOST`.
+
+        A lock that is known by its token alone is noted in its request.
+        """
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""

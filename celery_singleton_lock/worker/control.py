@@ -5,7 +5,6 @@ This module is also imported by the `celery` command, which must know the names 
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from celery.worker.control import control_command, inspect_command
@@ -55,13 +54,6 @@ def tasks_with_locks(app: Any) -> list[dict[str, Any]]:
         if lease:
             own = {"key": lease.request.lock, "pid": lease.request.pid, "held": lease.held}
         else:
-            own = {"key": _key(request), "pid": request.worker_pid if request.supervisor else None, "held": None}
+            own = {"key": request.lock_key(), "pid": request.worker_pid if request.supervisor else None, "held": None}
         found.append({"task": request.name, "task_id": request.id, **own})
     return found
-
-
-def _key(request: Any) -> str:
-    """Return the lock key of a message, as far as it is known before a slot is chosen; "" if it has none."""
-    with suppress(Exception):  # arguments that do not fit, or a function of the user's
-        return str(request.lock_key())
-    return ""

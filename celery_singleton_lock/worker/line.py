@@ -207,7 +207,8 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
     about(task, request.id, wanted.lock).error("waited in line and could neither go on nor be published: %s", failure)
     task.backend.mark_as_failure(request.id, failure, request=request)
     try:
-        leave(task, store, wanted, retry_state_of(request).ticket)
+        if wanted.digest:
+            leave(task, store, wanted, retry_state_of(request).ticket)
     except StoreError as error:
         about(task, request.id, wanted.lock).warning("could not leave the line: %s", error)
     raise Ignore("the message that waited in line has failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ class DeliveryMixin:
     """Extends `celery.worker.request.Request`."""
 
     supervisor: Supervisor | None = None
+    child_lease: LeaseRequest | None = None  # of the child that has begun it
     replacement: str = ""  # task id of the message for which this one was terminated (`Replace`)
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
@@ -49,8 +51,8 @@ class DeliveryMixin:
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
         if self.supervisor is not None:
             try:
-                at_most = self._config().options.lock_at_most
-                self.supervisor.accepted(pid, self._lease_request(pid), self._is_running, at_most, self._publish_next)
+                self.child_lease = self._lease_request(pid)
+                self.supervisor.accepted(pid, self.child_lease, self, self._config().options.lock_at_most)
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id).exception("has a lock that the supervisor cannot renew")
 
@@ -65,7 +67,7 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._publish_next)
+                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self.publish_next)
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
@@ -105,14 +107,21 @@ class DeliveryMixin:
             about(self, self.id).warning("could not revoke what would have followed: %s", error)
 
     def lock_key(self: Any) -> str:
-        """Return the key of the message's lock; that of slot 0 where there are several."""
-        key: str = self._config().lock_keys(self.args, self.kwargs)[0]
-        return key
+        """Return the key of the message's lock: that of slot 0 until a child's lease is renewed; "" if none can be made."""
+        if self.child_lease and self.child_lease.lock:
+            return str(self.child_lease.lock)
+        with suppress(Exception):  # arguments that do not fit, or a function of the user's
+            return str(self._config().lock_keys(self.args, self.kwargs)[0])
+        return ""
 
     def _config(self: Any) -> TaskConfig:
         return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
 
-    def _publish_next(self: Any, message: str) -> None:
+    def log_death(self: Any, pid: int) -> None:
+        """Log that the child has died, whose lock is released."""
+        about(self, self.id, self.lock_key()).info("has died with pool process %d, its lock is released", pid)
+
+    def publish_next(self: Any, message: str) -> None:
         """Have the next in line published by another thread: the one that renews calls this."""
         context_of(self.task.app).callbacks.call(partial(publish_next, self.task, self.id, message))
 
@@ -123,7 +132,7 @@ class DeliveryMixin:
             config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True, limit=limit
         )
 
-    def _is_running(self: Any) -> bool:
+    def is_unfinished(self: Any) -> bool:
         """Tell whether the pool still waits for the end. It waits no more once Celery has reported a time limit.
 
         `Request._apply_result` is private to Celery, so it may be missing.

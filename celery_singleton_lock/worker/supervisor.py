@@ -12,6 +12,7 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError
@@ -20,9 +21,21 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, RenewResult
-from celery_singleton_lock.store.records import task_of
 
 POLL = 0.5  # seconds after which children are looked at whose death the system does not report, and new ones
+
+
+class ChildDelivery(Protocol):
+    """A delivery that a child runs, as the main process knows it."""
+
+    def is_unfinished(self) -> bool:
+        """Tell whether the pool still waits for its end."""
+
+    def publish_next(self, message: str) -> None:
+        """Have the message of the next in line published, in another thread."""
+
+    def log_death(self, pid: int) -> None:
+        """Log that the child has died."""
 
 
 @dataclass(eq=False)
@@ -30,14 +43,13 @@ class ChildLease:
     """The lease that a child may have for its present delivery."""
 
     request: LeaseRequest  # without a digest, as the main process does not look at arguments
-    is_running: Callable[[], bool]  # tells whether the pool still waits for the delivery's end
+    delivery: ChildDelivery
     due: float
-    publish: Callable[[str], object]  # has the message of the next in line published, in another thread
     cap: float = math.inf  # not renewed from then on
     revoked: bool = False  # the child finds out for itself
 
     def is_active(self, time: float) -> bool:
-        return not self.revoked and time < self.cap and self.is_running()
+        return not self.revoked and time < self.cap and self.delivery.is_unfinished()
 
     def call_timeout(self, time: float) -> float:
         return self.request.ttl / 6
@@ -65,17 +77,10 @@ class Supervisor:
         self._mutex = threading.Lock()
         self._loop = BackgroundLoop(self.watch_children, on_error, clock)
 
-    def accepted(
-        self,
-        pid: int,
-        request: LeaseRequest,
-        is_running: Callable[[], bool],
-        at_most: float | None = None,
-        publish: Callable[[str], object] = lambda message: None,
-    ) -> None:
+    def accepted(self, pid: int, request: LeaseRequest, delivery: ChildDelivery, at_most: float | None = None) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
         time = self._clock()
-        lease = ChildLease(request, is_running, time + request.ttl / 3, publish)
+        lease = ChildLease(request, delivery, time + request.ttl / 3)
         if at_most is not None:
             lease.cap = time + at_most
         with self._mutex:
@@ -123,12 +128,10 @@ class Supervisor:
             os.close(child.handle)
         lease = child.lease
         self._renewer.remove(lease)
-        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=lease.publish))
-        if lease.is_running():
-            fields = {"task": task_of(lease.request.base), "task_id": lease.request.task_id}
-            logger.info(
-                "Task %s[%s] has died with pool process %d, its lock is released", *fields.values(), pid, extra=fields
-            )
+        publish = lease.delivery.publish_next
+        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=publish))
+        if lease.delivery.is_unfinished():
+            lease.delivery.log_death(pid)
 
 
 def _open(pid: int) -> int:

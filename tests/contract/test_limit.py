@@ -260,11 +260,12 @@ def test_refused_start_frees_its_reserved_slot(backing: Backing, lease_request: 
 def test_renew_and_release(
     backing: Backing, lease_request: MakeRequest, fill: Fill, by: Callable[[LeaseRequest], LeaseRequest]
 ) -> None:
-    """The process of the body and the supervisor each renew and release one slot, and no other."""
+    """The process of the body and the supervisor each renew and release one slot, and no other. A renewal tells which."""
     store, holders = backing.store, fill(3, ttl=6.0, supervised=True)
     for _ in range(3):
         backing.wait(4)
-        assert [RenewResult.RENEWED] * 3 == store.renew([by(one) for one in holders])
+        assert [RenewResult.RENEWED] * 3 == store.renew(leases := [by(one) for one in holders])
+        assert [one.lock for one in holders] == [one.lock for one in leases]
     store.release(by(holders[1]), success=False)
     assert holders[1].lock == take(store, lease_request(limit=3)).lock
     assert [RenewResult.RENEWED] * 2 == store.renew([holders[0], holders[2]])

@@ -315,6 +315,7 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     asked = revoking.Release("", key, holder, answer)
     assert outcome == revoking.revoke(context_of(env.app).store, base, asked, False, False).outcome
     env.let_all_go()
+    env.finish(redelivered)
 
 
 def known_locks(env: WorkerEnvironment) -> list[Any]:
@@ -592,6 +593,21 @@ def test_inspect(env: WorkerEnvironment, pool: str, celery: Run) -> None:
     env.let_go()
     env.get(result)
     until(lambda: not asked(env), "it names none")
+
+
+def test_inspect_slots(env: WorkerEnvironment, pool: str) -> None:
+    """With a limit a worker names the slot of each task: at once where it runs the body itself, in prefork after a renewal."""
+    results = [env.job("limit_wait").apply_async((env.tag, "hold")) for _ in range(2)]
+    env.wait_for("start", count=2)
+    slots = [env.key("limit_wait"), f"{env.key('limit_wait')}:1"]
+    until(lambda: slots == sorted(one["key"] for one in asked(env)), "each slot is named")
+    for one in asked(env):
+        holder = locks.show(env.app, one["key"])
+        assert holder is not None
+        assert one["task_id"] == holder.task_id
+    env.let_go()
+    for result in results:
+        env.get(result)
 
 
 def asked(env: WorkerEnvironment) -> Any:

@@ -149,6 +149,21 @@ def test_tasks_with_locks(app: Celery) -> None:
     assert [] == tasks_with_locks(app)
 
 
+def test_death_of_a_child(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    """The log of a child's death has the fields of all others; its key is that of the slot, once a renewal has told it."""
+    caplog.set_level("INFO", "celery_singleton_lock")
+    request = received(app)
+    request.log_death(4711)
+    request.child_lease = request._lease_request(4711)
+    request.child_lease.lock = "of a slot"
+    request.log_death(4711)
+    assert {"Task x[1] has died with pool process 4711, its lock is released"} == {
+        one.message for one in caplog.records
+    }
+    found: list[Any] = [(one.task, one.task_id, one.key, one.holder) for one in caplog.records]  # type: ignore[attr-defined]
+    assert [("x", "1", key, None) for key in (app.tasks["x"].lock_key_for(), "of a slot")] == found
+
+
 class Connections:
     """A store that notes which threads use its connections."""
 

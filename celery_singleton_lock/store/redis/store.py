@@ -74,7 +74,8 @@ class RedisStore:
         )
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        return [_RENEW_RESULTS[answer] for answer in self.run(renewal_call(leases), timeout)]
+        answers = self.run(renewal_call(leases), timeout)
+        return [_renewed(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         answer, done = self.run(reacquire_call(wanted, fence, self._history), timeout)
@@ -130,6 +131,14 @@ class RedisStore:
 
     def _deadline(self, timeout: float | None) -> float:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
+
+
+def _renewed(lease: LeaseRequest, answer: str) -> RenewResult:
+    """Return what became of a lease. If the answer is the key of its lock, it was renewed, and the key is noted."""
+    if answer not in _RENEW_RESULTS:
+        lease.lock = answer
+        return RenewResult.RENEWED
+    return _RENEW_RESULTS[answer]
 
 
 def _holder(reply: Sequence[Any]) -> Holder:
