@@ -173,11 +173,12 @@ def release_all(
         yield revoke(context_of(app).store, _base_of(app, lock.key), asked, force, dry_run)
 
 
-def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
+def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
     """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
 
     Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task. What waited
-    in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold.
+    in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold. The key of a slot stands
+    for all slots of its signature. Returns the key under which `list` shows the hold.
 
     Raises:
         ConfigurationError: neither or both of key and task are given, or the time is not above 0, or above a year.
@@ -186,6 +187,7 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "") -> None:
         raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
     base, name = _held(app, key, task)
     _reader(app).hold(base, name, seconds)
+    return f"{base}:lock:{name}"
 
 
 def unhold(app: Any, key: str = "", task: str = "") -> bool:

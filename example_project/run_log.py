@@ -96,9 +96,12 @@ def main() -> None:
     """Show the runs, the latest last."""
     parser = argparse.ArgumentParser(prog="python -m example_project.run_log", description=main.__doc__)
     parser.add_argument("ledger", nargs="?", type=Path, default=ledger.path(), help="default: %(default)s")
+    path = parser.parse_args().ledger
+    if not path.is_file():  # SQLite would make one
+        parser.error(f"there is no file {path}")
     line = "{:19}  {:>8}  {:8}  {:28}  {:30}  {}"
     print(line.format("start (UTC)", "seconds", "status", "task", "host", "error"))
-    with engine(parser.parse_args().ledger).connect() as connection:
+    with engine(path).connect() as connection:
         for run in connection.execute(select(runs).order_by(runs.c.start)):
             seconds = "–" if run.seconds is None else f"{run.seconds:.2f}"
             name = run.task.removeprefix("example_project.tasks.")

@@ -123,11 +123,12 @@ def _perfdata(worst: Sequence[float], bounds: Bounds) -> Iterator[str]:
 class _Check(click.Command):
     """A command whose errors are the status UNKNOWN: Nagios takes 2, as click exits with, for CRITICAL."""
 
-    def make_context(self, *args: Any, **options: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **options: Any) -> click.Context:
+        as_json = "--json" in args  # click takes them out as it reads them
         try:
-            return super().make_context(*args, **options)
+            return super().make_context(info_name, args, *more, **options)
         except click.UsageError as error:
-            raise _told(Verdict(UNKNOWN, error.format_message())) from error
+            raise _told(Verdict(UNKNOWN, error.format_message()), as_json) from error
 
     def invoke(self, context: click.Context) -> Any:
         try:

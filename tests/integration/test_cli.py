@@ -426,6 +426,8 @@ def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
             free.returncode,
             free.stdout.startswith("free: nobody held it\nbut held by an operator's hold "),
         )
+        (hold,) = json.loads(celery("singleton", "release", key, "--json").stdout)["others"]
+        assert ("held", key.rpartition(":")[0] + ":*") == (hold["holder"]["state"], hold["key"])
     finally:
         ended = celery("singleton", "unhold", "--task", "job.callable")
     assert (0, "job.callable is not held any more\n") == (ended.returncode, ended.stdout)
@@ -448,6 +450,22 @@ def test_hold_key(env: WorkerEnvironment, quick: Quick) -> None:
     quick("hold", env.key(), "--for", "0.2s")
     until(lambda: not locks.find(env.app, env.key()), "it ends")
     assert "done" == env.get(env.job("skip").delay(env.tag))
+
+
+@one_pool
+def test_hold_slot(env: WorkerEnvironment, quick: Quick) -> None:
+    """The key of a slot stands for all slots of its signature, and the command says so."""
+    key, result = env.key("limit_skip"), env.hold("limit_skip")
+    held = quick("hold", f"{key}:1", "--for", "1m")
+    try:
+        assert held.output.startswith(f"{key} is held for 1m, until ")
+        assert held.output.endswith("; bodies that still run: 1\n")
+        assert key == json.loads(quick("hold", f"{key}:1", "--for", "1m", "--json").output)["key"]
+        assert None is env.get(env.job("limit_skip").delay(env.tag)), "no slot is free"
+    finally:
+        assert 0 == quick("unhold", f"{key}:1").exit_code
+    env.let_go()
+    assert "held" == env.get(result)
 
 
 # -- watch -------------------------------------------------------------------------------------
@@ -571,6 +589,8 @@ def test_check_without_answer(celery: Run, quick: Quick, own_store: RedisServer)
         assert 3 == found.exit_code
         assert found.output.startswith(f"SINGLETON UNKNOWN - {said}"), found.output
         assert 1 == len(found.output.splitlines())
+    wrong = json.loads(quick("check", "--json", "--max-age", "soon").output)
+    assert ("UNKNOWN", True) == (wrong["status"], wrong["text"].startswith("Invalid value for '--max-age'"))
     never = quick("check", "--task", "job.skp", "--no-success-for", "1h")
     assert (2, True) == (never.exit_code, never.output.startswith("SINGLETON CRITICAL - job.skp: no success yet | "))
 

@@ -83,3 +83,13 @@ def test_run_without_an_end(task: Any, run_log: Any, capsys: pytest.CaptureFixtu
     assert heading.split() == ["start", "(UTC)", "seconds", "status", "task", "host", "error"]
     assert ended.split()[3:] == ["SUCCESS", "x", "node"]
     assert killed.split()[2:] == ["–", "–", "x", "node"]
+
+
+def test_no_log(run_log: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """A path that does not exist is told in one line, and no file is made."""
+    path = tmp_path / "elsewhere.sqlite3"
+    monkeypatch.setattr("sys.argv", ["run_log", str(path)])
+    with pytest.raises(SystemExit):
+        run_log.main()
+    assert capsys.readouterr().err.endswith(f"error: there is no file {path}\n")
+    assert not path.exists()
