@@ -81,9 +81,9 @@ def test_events_of_sent_tasks(singleton: Singleton, app: Celery, take: Callable[
     ids=["not json", "too long", "header that json cannot express"],
 )
 def test_message_that_only_its_copy_starts(
-    singleton: Singleton, take: Callable[[], list[Any]], options: dict[str, Any]
+    singleton: Singleton, take: Callable[[], list[Any]], options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The end of the holder does not publish it; the lock is free."""
+    """The end of the holder does not publish it; the lock is free. Why is logged, if the documents do not say it."""
 
     @singleton(name="x", on_duplicate="wait", serializer=options.get("serializer", "json"))
     def task() -> None: ...
@@ -93,6 +93,8 @@ def test_message_that_only_its_copy_starts(
         assert 1 == len(take())
     assert [] == take()
     assert task.lock_holder() is None
+    odd = "Task x[id-1] waits in line, and only a delayed copy can start it: "
+    assert ("odd" in options.get("headers", {})) == any(one.message.startswith(odd) for one in caplog.records)
 
 
 def test_receivers_see_each_message_once(singleton: Singleton, take: Callable[[], list[Any]]) -> None:
