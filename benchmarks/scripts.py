@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from statistics import median
@@ -40,11 +41,15 @@ BOUNDS = {RUN: 15.0, DUPLICATE: 3.0}
 TWO_COUNTS = 1.8
 COUNTED = "without records, two HINCRBY"
 COUNTING = "redis.call('HINCRBY', 'counters', 'a', 1) redis.call('HINCRBY', 'counters', 'b', 1)\n"
+#: A run whose release does not look whether messages wait in line, and what that may add, in µs.
+NO_LINE, NO_LINE_BOUND = "without records, without the line", 1.0
 HOW = (
     "The calls of runs of different signatures, as in a prefork child, are noted once. In each round they are sent again to an "
     "empty store, one after the other without a pause. INFO commandstats has the time of all EVALSHA, which is divided by the "
-    "number of runs. It does not include the network, nor the reading of the command. Duplicates meet a held lock. What records "
-    f"add is the difference within a round. The bounds are for a server that takes {TWO_COUNTS} µs for two more HINCRBY in a "
+    "number of runs. It does not include the network, nor the reading of the command. Duplicates meet a held lock. "
+    "`without the line`: the release does not look whether messages wait in line; a task that does not use it pays no more. "
+    "What records add is the difference within a round. "
+    f"The bounds are for a server that takes {TWO_COUNTS} µs for two more HINCRBY in a "
     "script. This one's time for them is measured in the same rounds, and the bounds are as much higher or lower."
 )
 _Words = tuple[str, ...]
@@ -68,7 +73,8 @@ def _records(stage: Stage, app: Any) -> tuple[Table, list[Target]]:
     tasks = {RECORDED: _task(app, "recorded"), UNRECORDED: _task(other, "recorded")}
     with closing(other):
         samples = {f"{what}, {how}": _sample(stage, tasks[how], what) for what in BOUNDS for how in tasks}
-        samples[f"{RUN}, {COUNTED}"] = _sample(stage, tasks[UNRECORDED], RUN, COUNTING)
+        samples[f"{RUN}, {COUNTED}"] = _sample(stage, tasks[UNRECORDED], RUN, _counting)
+        samples[f"{RUN}, {NO_LINE}"] = _sample(stage, tasks[UNRECORDED], RUN, _no_line)
         rounds = Rounds(samples, stage.few(200, 6))
     added = {name: _added(rounds, name, _without(name)) for name in samples if name != _without(name)}
     rows = [(name, (rounds.spread(name), added.get(name, "–"))) for name in samples]
@@ -77,7 +83,24 @@ def _records(stage: Stage, app: Any) -> tuple[Table, list[Target]]:
         Target(f"records add to {what}, µs", added[f"{what}, {RECORDED}"], bound * slower)
         for what, bound in BOUNDS.items()
     ]
+    line = _added(rounds, f"{RUN}, {UNRECORDED}", f"{RUN}, {NO_LINE}")
+    targets.append(Target("the line adds to a run that does not use it, µs", line, NO_LINE_BOUND * slower))
     return Table("With records, and without", ("µs", "added, µs"), rows), targets
+
+
+def _counting() -> tuple[str, str]:
+    """Return the digest of the script that acquires, and that script with two counters more."""
+    text, digest = script("acquire")
+    return digest, text.replace("\n", f"\n{COUNTING}", 1)
+
+
+def _no_line() -> tuple[str, str]:
+    """Return the digest of the script that releases, and that script without what it does for the line."""
+    text, digest = script("release", ("next",))
+    less = re.sub(
+        r"if holder\[3\] then.*(?=redis.call\('DEL', lock)", "", text.replace("'line', ", ""), flags=re.DOTALL
+    )
+    return digest, less
 
 
 def _without(name: str) -> str:
@@ -94,14 +117,17 @@ def _task(app: Any, name: str, options: dict[str, Any] | None = None) -> Any:
     return declare(app, f"scripts-{name}", SingletonTask, nothing, **(options or {}))
 
 
-def _sample(stage: Stage, task: Any, what: str, more: str = "") -> Callable[[], float]:
-    """Return what measures a run or a duplicate; `more`: code that is added to the script that acquires."""
+def _sample(
+    stage: Stage, task: Any, what: str, changed: Callable[[], tuple[str, str]] | None = None
+) -> Callable[[], float]:
+    """Return what measures a run or a duplicate; `changed`: returns the digest of a script, and what runs instead."""
     count = stage.few(300, 100)
     before, calls = _calls_of(stage, task, what, count)
-    if more:
-        text, digest = script("acquire")
-        extended = stage.client.script_load(text.replace("\n", f"\n{more}", 1))
-        calls = [tuple(extended if word == digest else word for word in words) for words in calls]
+    if changed:
+        digest, text = changed()
+        assert any(digest in words for words in calls)
+        other = stage.client.script_load(text)
+        calls = [tuple(other if word == digest else word for word in words) for words in calls]
 
     def sample() -> float:
         stage.client.flushdb()
