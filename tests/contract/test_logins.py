@@ -103,7 +103,7 @@ def test_provider_in_url(
     name = separator.join(named(provider).rsplit(".", 1))
     for login in ("", f"someone:{WRONG[0]}@"):
         url = guarded.url().replace("redis://", f"redis://{login}") + f"?credential_provider={name}"
-        assert redis_store(url).acquire(lease_request(login)).status is AcquireStatus.GRANTED
+        assert redis_store(url).acquire(lease_request(login or "nobody")).status is AcquireStatus.GRANTED
 
 
 @pytest.mark.parametrize("provider", [AclUser(), named(AclUser)], ids=["object", "name"])
