@@ -126,12 +126,12 @@ class Supervisor:
             del self._children[pid]
         if child.handle >= 0:
             os.close(child.handle)
-        lease = child.lease
+        lease, delivery = child.lease, child.lease.delivery
+        pending = PendingRelease(lease.request, success=False, outcome=False, publish=delivery.publish_next)
         self._renewer.remove(lease)
-        publish = lease.delivery.publish_next
-        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=publish))
-        if lease.delivery.is_unfinished():
-            lease.delivery.log_death(pid)
+        self._renewer.release_later(pending)
+        if delivery.is_unfinished():
+            delivery.log_death(pid)
 
 
 def _open(pid: int) -> int:

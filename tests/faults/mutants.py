@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant(
         "release by the main process",
         "worker/supervisor.py",
-        "        self._renewer.release_later(PendingRelease(lease.request, success=False, outcome=False, publish=lease.publish))",
+        "        self._renewer.release_later(pending)",
         "        pass",
         "test_killed_child.py::test_killed_child[redis]",
         "lease freed|is gone",
@@ -107,18 +107,18 @@ MUTANTS = (
     Mutant(
         "release only once the child is reaped",
         "worker/request.py",
-        "    def _is_running(self: Any) -> bool:\n",
+        "    def is_unfinished(self: Any) -> bool:\n",
         "    def on_timeout(self: Any, soft: bool, timeout: float) -> None:\n"
-        "        super().on_timeout(soft, timeout)\n" + _RELEASE + "    def _is_running(self: Any) -> bool:\n",
+        "        super().on_timeout(soft, timeout)\n" + _RELEASE + "    def is_unfinished(self: Any) -> bool:\n",
         "test_time_limits.py::test_limits",
         "freed under the body|freed after the body|early",
     ),
     Mutant(
         "nothing is released when a revocation is told",
         "worker/request.py",
-        "    def _is_running(self: Any) -> bool:\n",
+        "    def is_unfinished(self: Any) -> bool:\n",
         "    def terminate(self: Any, pool: Any, signal: Any = None) -> None:\n"
-        "        super().terminate(pool, signal)\n" + _RELEASE + "    def _is_running(self: Any) -> bool:\n",
+        "        super().terminate(pool, signal)\n" + _RELEASE + "    def is_unfinished(self: Any) -> bool:\n",
         "test_revocation.py::test_swallowed[prefork]",
         "overlap|early|freed after the body",
     ),
@@ -399,7 +399,7 @@ MUTANTS = (
     Mutant(
         "a revoked message frees its reservation",
         "worker/request.py",
-        "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self._publish_next)",
+        "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self.publish_next)",
         "                pass",
         "test_publish_faults.py::test_message_that_never_starts",
         "41 message revoked|revoked is free",
