@@ -312,13 +312,16 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, name, on_duplicate=policy)
     for name, policy in (("late", SOON), ("late-skip", Skip()), ("late-raise", Raise())):
         _register(app, name, on_duplicate=policy, **LATE)
-    for name, policy in (("wait", Wait()), ("once-more", RunOnceMore()), ("latest", RunOnceMore(keep="latest"))):
+    for name, policy in (
+        ("wait", Wait()),
+        ("once-more", RunOnceMore()),
+        ("latest", RunOnceMore(keep="latest")),
+        ("replace", Replace(grace=120)),
+        ("join", Join()),
+    ):
         _register(app, name, on_duplicate=policy)
         _register(app, f"late-{name}", on_duplicate=policy, **LATE)
         _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
-    for name, policy in (("replace", Replace(grace=120)), ("join", Join())):
-        _register(app, name, on_duplicate=policy)
-        _register(app, f"late-{name}", on_duplicate=policy, **LATE)
     _register(app, "publish", on_duplicate=Skip(), lock_from="publish")
     _register(app, "publish-retry", on_duplicate=SOON, lock_from="publish")
     for name, policy in (("limit", SOON), ("limit-wait", Wait())):
