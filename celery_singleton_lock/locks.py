@@ -106,6 +106,8 @@ def _statistics(app: Any, name: str) -> Statistics:
     states: Counter[str] = Counter()
     oldest, blocked = 0.0, 0
     for lock in records.locks(base):
+        if lock.missing and lock.holder.state == "held":  # a hold that is over, and no lease
+            continue
         if lock.missing:
             states["missing"] += 1
             continue

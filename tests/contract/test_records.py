@@ -255,6 +255,17 @@ def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
     assert ["revoked"] == [run.outcome for run in records.history(base)]
 
 
+def test_first_call_that_waits_for_quiet(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:
+    """The first call under a quiet time has found no lock held, so it is no duplicate; the second one is."""
+    quiet = {"place": Place(quiet=10.0, max_quiet=25.0), "noted": Noted("run_once_more")}
+    joins = {"place": Place("ticket", 0.0, 1, False, 1.5, 60.0, "message", quiet=10.0, max_quiet=25.0)}
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="one", **quiet)).status
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="one", **joins)).status
+    assert {} == counters()
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="two", **quiet)).status
+    assert {"duplicates:run_once_more": 1} == counters()
+
+
 def test_refused_start(backing: RedisBacking, lease_request: MakeRequest, hold: MakeRequest, counters: Any) -> None:
     """A start that is refused ends the reservation of its message."""
     more: Any = {"max_starts": MaxStarts(1)}

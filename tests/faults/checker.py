@@ -22,6 +22,10 @@ DISTURBING = ("kill", "stop", "child stop", "outage", "empty")
 HOLDUP = 60.0
 
 
+#: Fields of a body that its task's options set.
+OPTIONS = ("limit", "least", "most", "starts", "quiet")
+
+
 @dataclass(frozen=True)
 class Violation:
     """A violation of the promise.
@@ -44,6 +48,10 @@ class Body:
         key: of its lock, as the library reports it.
         taken: when MONITOR saw that its lease was acquired, else its start.
         limit: how many bodies of its signature may run at once.
+        least: seconds from ``taken`` for which a success keeps the signature held.
+        most: seconds from ``taken`` after which its lease is lost.
+        starts: how many starts may crash, and for how many seconds each counts.
+        quiet: seconds without another call before it starts, and after the first call at the latest.
     """
 
     signature: str
@@ -54,8 +62,17 @@ class Body:
     start: float
     taken: float
     limit: int = 1
+    least: float = 0.0
+    most: float = math.inf
+    starts: Sequence[float] = (math.inf, 0.0)
+    quiet: Sequence[float] = (0.0, 0.0)
     end: float = math.inf
     how: str = "goes on"
+
+    @property
+    def cap(self) -> float:
+        """When its lease is lost at the latest."""
+        return self.taken + self.most
 
     def __str__(self) -> str:
         return f"{self.run} of {self.task_id[:8]} in {self.pid}, {self.start:.2f} to {self.end:.2f} ({self.how})"
@@ -83,6 +100,10 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         *_leases(events, bodies, faults, limits),
         *_store(events, faults, limits),
         *_lines(events, bodies, faults),
+        *_caps(bodies, lost, faults, limits),
+        *_holds(bodies, faults, limits),
+        *_starts(events, bodies, limits),
+        *_quiet(events, bodies),
     ]
     return found
 
@@ -110,7 +131,8 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
         if event["what"] == "start":
             start, run = event["at"], event["run"]
             who = (event["signature"], event["key"], run, event["task_id"], event["pid"], start)
-            bodies.append(Body(*who, min(start, taken.get(run, start)), event.get("limit", 1)))
+            own = {name: event[name] for name in OPTIONS if name in event}
+            bodies.append(Body(*who, min(start, taken.get(run, start)), **own))
             going.setdefault((run, event["pid"]), []).append(bodies[-1])
         elif event["what"] == "end" and (begun := going.get((event["run"], event["pid"]))):
             body = begun.pop(0)  # without a start, the body was ended before it could report it
@@ -191,6 +213,8 @@ def _overlaps(
 
 
 def _excuse(first: Body, second: Body, held: float, faults: list[Fault], limits: Limits) -> Fault | None:
+    if second.start >= first.cap + limits.ttl * 2 / 3:  # the last renewal was up to a third of a TTL before the cap
+        return Fault("cap", first.cap, first.cap)
     for fault in faults:
         begin, end = _endangered(held, fault, limits)
         if fault.concerns(first.pid) and begin <= second.start <= end + limits.slack:
@@ -242,6 +266,9 @@ def _lost_without_fault(
 
     for event in lost:
         body = runs.get(event["run"])
+        early = limits.slack if body and _in_peace(body, body.taken, faults, limits) else limits.ttl
+        if body and event["at"] >= body.cap - early:  # the cap counts from before the acquire was sent
+            continue
         if body is None or not any(explains(fault, body, event["at"]) for fault in faults):
             yield Violation("lost", f"{event.get('key')} of {body or event['run']}: at {event['at']:.2f}, by no fault")
 
@@ -310,10 +337,12 @@ def unfinished(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable
     for body in returned:
         latest[body.signature] = max(latest.get(body.signature, 0.0), body.start)
     lost = _lost_by(kills, events)
+    refused = {event["task_id"] for event in events if event["what"] == "refused"}
+    decided = duplicates | ended | cut | refused
     enough: dict[str, Callable[[Event], bool]] = {
         **dict.fromkeys(("run", "once", "once in peace"), lambda event: event["task_id"] in done),
         "once unless killed": lambda event: event["task_id"] in done | cut or lost(event["task_id"]),
-        "decided in peace": lambda event: event["task_id"] in duplicates | ended | cut or lost(event["task_id"]),
+        "decided in peace": lambda event: event["task_id"] in decided or lost(event["task_id"]),
         "run after": lambda event: latest.get(event["signature"], 0.0) >= event["at"],
     }
     sent = [event for event in events if event["what"] == "sent" and event["expect"] in enough]
@@ -364,7 +393,7 @@ def _gone(seen: Event, at: float, body: Body | None, faults: list[Fault], limits
     yield from _kept(seen, at, body, faults, limits)
     if (
         body
-        and at < body.end - (SEEN if body.how == "died" else 0.05)
+        and at < min(body.end - (SEEN if body.how == "died" else 0.05), body.cap + limits.ttl * 2 / 3)
         and not any(_explains(fault, body, at, faults, limits) for fault in faults)
     ):
         yield Violation("early", f"{seen['key']} of {body}: gone at {at:.2f}")
@@ -522,6 +551,87 @@ def _move(event: Event, line: _Line, faults: list[Fault]) -> Iterator[Violation]
 def _signature_of(key: str) -> str:
     """Return the key of a lock without the number of a slot."""
     return re.sub(r"(:lock:[^:]+):\d+$", r"\1", key)
+
+
+# -- options of single tasks -----------------------------------------------------------------------
+
+
+def _in_peace(body: Body, until: float, faults: list[Fault], limits: Limits) -> bool:
+    """Tell whether no fault touched a body from a TTL before its grant, when its acquire may have been sent, to then."""
+    near = [f for f in faults if f.at <= until and body.taken - limits.ttl <= _until(f) + SEEN]
+    return not any(f.concerns(body.pid) for f in near if f.kind in (*DISTURBING, "pause"))
+
+
+def _caps(bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+    """Find bodies that outlived ``lock_at_most`` and were not notified."""
+    told = {event["run"]: event["at"] for event in lost}
+    for body in bodies:
+        by = body.cap + limits.heal + limits.slack
+        if min(body.end, told.get(body.run, math.inf)) > by and _in_peace(body, by, faults, limits):
+            yield Violation("untold", f"{body.key}: {body} outlived its cap of {body.cap:.2f}")
+
+
+def _holds(bodies: Sequence[Body], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+    """Find bodies that started within ``lock_at_least`` of a success."""
+    before: dict[str, Body] = {}
+    for second in sorted(bodies, key=lambda body: body.taken):
+        first = before.get(second.signature)
+        before[second.signature] = second
+        held = first and first.how == "return" and second.taken < first.taken + first.least - 0.05
+        if first and held and _in_peace(first, second.taken, faults, limits):
+            yield Violation("hold", f"{second.key}: {second} in the hold of {first}")
+
+
+def _starts(events: Sequence[Event], bodies: Sequence[Body], limits: Limits) -> Iterator[Violation]:
+    """Find starts after so many that crashed as ``max_starts`` allows, and messages that were refused after fewer."""
+    counted = {body.run: body for body in bodies if body.starts[0] < math.inf}
+    grants = [event for event in events if event.get("does") == ["take"] and event.get("verb") == "acquire"]
+    released = {event["run"]: event["at"] for event in events if event.get("verb") == "release"}
+    resets = [event["at"] for event in events if event["what"] == "store reset"]
+
+    def has_crashed(run: str, at: float) -> bool:
+        return run in counted and counted[run].how == "died" and counted[run].end < at - SEEN
+
+    def may_have_crashed(run: str, at: float) -> bool:
+        """Tell whether a start may count: its body has not ended, or the store has not been told in time."""
+        body = counted.get(run)
+        return body is None or body.how == "died" or max(body.end, released.get(run, math.inf)) > at - 1.0
+
+    def number(crashed: Callable[[str, float], bool], key: str, at: float, per: float) -> int:
+        since = max([at - per, *(reset for reset in resets if reset < at)])
+        runs = [event["run"] for event in grants if event["key"] == key and since < event["at"] < at]
+        return sum(crashed(run, at) for run in runs)
+
+    for body in counted.values():
+        n, per = body.starts
+        if (count := number(has_crashed, body.key, body.taken, per - limits.slack)) >= n:
+            yield Violation("starts", f"{body.key}: {body} after {count} that crashed")
+    for event in (event for event in events if event["what"] == "refused"):
+        n, per = next((body.starts for body in counted.values() if body.key == event["key"]), (1, math.inf))
+        if (count := number(may_have_crashed, event["key"], event["at"], per + 1.0)) < n:
+            yield Violation("starts", f"{event['key']}: refused at {event['at']:.2f} after {count} that crashed")
+
+
+def _quiet(events: Sequence[Event], bodies: Sequence[Body]) -> Iterator[Violation]:
+    """Find locks that were granted, or reserved for the next in line, too soon after a call."""
+    quiet = {body.key: body.quiet for body in bodies if body.quiet[0]}
+    calls: dict[str, list[float]] = {}
+    turns: dict[str, float] = {}
+    for event in events:
+        key, at = event.get("key", ""), event["at"]
+        if event["what"] == "store reset":
+            calls, turns = {}, {}
+        elif event["what"] == "store" and event.get("policy") and key in quiet:
+            calls.setdefault(key, []).append(at)
+        elif event["what"] == "store" and event["does"] == ["take"] and event["verb"] != "reacquire" and key in quiet:
+            turn = turns.setdefault(key, at)
+            if not event.get("reserved"):
+                before = [call for call in calls.pop(key, ()) if call <= turn]
+                del turns[key]
+                if before and turn < min(before[-1] + quiet[key][0], before[0] + quiet[key][1]) - 0.05:
+                    yield Violation(
+                        "quiet", f"{key}: turn at {turn:.2f}, calls from {before[0]:.2f} to {before[-1]:.2f}"
+                    )
 
 
 def table(violations: Iterable[Violation]) -> str:

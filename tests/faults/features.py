@@ -65,6 +65,11 @@ class Feature(ABC):
         """Tell whether a fault of one of these kinds has happened."""
         return any(fault.kind in kinds for fault in self.env.schedule)
 
+    def deliver_later(self) -> None:
+        """Have the worker that no fault hits take the messages that nobody has consumed."""
+        nodes = [self.env.workers[-1].node]
+        assert self.env.app.control.add_consumer(LATER, destination=nodes, reply=True, timeout=10)
+
     def ran(self) -> list[str]:
         """Return the task ids of the messages that ran after the holders, in order."""
         return [event["task_id"] for event in self.env.ledger.events("start", tag=self.name)][self.holders :]
@@ -209,8 +214,7 @@ class AtPublish(Feature):
 
     def check(self) -> None:
         again = self.env.send(self.name, self.waiting, expect="any", queue=OTHER)
-        nodes = [self.env.workers[-1].node]  # that of the worker that no fault hits
-        assert self.env.app.control.add_consumer(LATER, destination=nodes, reply=True, timeout=10)
+        self.deliver_later()
         if self.had("empty"):  # either has the lock
             assert "slept" in [result.get(timeout=30) for result in (*self.met, again)]
             return
@@ -221,7 +225,47 @@ class AtPublish(Feature):
         assert after.id != self.bodies[0]["task_id"]
 
 
-FEATURES: tuple[type[Feature], ...] = (InLine, OnceMore, Latest, Newest, Joined, Several, SeveralInLine, AtPublish)
+class InLineAtPublish(InLine):
+    """The holder has reserved its lock; what meets it is sent without a reservation."""
+
+    name = "publish-wait"
+
+
+class OnceMoreAtPublish(OnceMore):
+    """The holder has reserved its lock; what meets it is sent without a reservation."""
+
+    name = "publish-once-more"
+
+
+class JoinedAtPublish(Joined):
+    """The holder has reserved its lock; what meets it is sent without a reservation."""
+
+    name = "publish-join"
+
+
+class NewestAtPublish(Newest):
+    """As `Newest`; a message with a reservation is skipped as well, whenever it comes, once a newer one has taken its place."""
+
+    name = "publish-replace"
+    reserved = "publish-replace-reserved"
+
+    def meet(self) -> None:
+        super().meet()
+        self.old = self.env.send(self.name, self.reserved, queue=LATER)
+        newer = self.env.send(self.name, self.reserved, expect="once in peace", queue=OTHER)
+        assert "slept" == newer.get(timeout=30)
+
+    def check(self) -> None:
+        super().check()
+        self.deliver_later()
+        end = self.old.get(timeout=30)
+        assert end is None or self.had("empty")
+
+
+FEATURES: tuple[type[Feature], ...] = (
+    InLine, OnceMore, Latest, Newest, Joined, Several, SeveralInLine,
+    AtPublish, InLineAtPublish, OnceMoreAtPublish, JoinedAtPublish, NewestAtPublish,
+)  # fmt: skip
 
 
 class Row:
@@ -288,4 +332,4 @@ def holding(
         env.finish()
 
 
-__all__ = ["FEATURES", "Feature", "Row", "holding"]
+__all__ = ["FEATURES", "AtPublish", "Feature", "Newest", "Row", "holding"]

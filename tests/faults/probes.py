@@ -154,6 +154,11 @@ class Script(NamedTuple):
     in_line: bool = False  # an acquire that may take over the reservation of the head of the line
     text: str = ""
 
+    def policy(self, args: Sequence[str]) -> str:
+        """Return the policy that an acquire names when its message comes for the first time."""
+        place = re.search(r"local policy = ARGV\[#ARGV - (\d+)\]", self.text)
+        return args[len(args) - 1 - int(place[1])] if place else ""
+
 
 @dataclass
 class Call:
@@ -264,7 +269,10 @@ class Commands(threading.Thread):
                 run = name_of(token)
                 self.ledger.note("store", at, verb="renew", run=run, key="", does=[], sent=True, own=own)
         elif verb in ("acquire", "reacquire", "release"):
-            self.ledger.note("store", at, verb=verb, run=name_of(args[0]), key=keys[0], does=[], sent=True)
+            policy = self._call.script.policy(args)
+            self.ledger.note(
+                "store", at, verb=verb, run=name_of(args[0]), key=keys[0], does=[], sent=True, policy=policy
+            )
 
     def _inside(self, at: float, words: list[str], call: Call) -> None:
         """Record a command of the script that was called last."""

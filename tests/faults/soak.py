@@ -40,6 +40,7 @@ class Work(NamedTuple):
         weight: how often it is chosen, in relation to others.
         tags: how many signatures it has.
         burst: how many messages are sent at once at most, so that lines form and limits are reached.
+        long: how many of its bodies, of 1, last two TTLs unless their lease is lost; the others last up to a second.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Work(NamedTuple):
     weight: int
     tags: int = 6
     burst: int = 1
+    long: float = 0.05
 
 
 WORK = (
@@ -58,6 +60,16 @@ WORK = (
     Work("late-latest", "run after", 2, tags=2),
     Work("late-replace", "run after", 2, tags=2),
     Work("late-join", "decided in peace", 2, tags=2),
+    Work("late-raise", "decided in peace", 2, tags=2),
+    Work("late-quiet", "run after", 2, tags=2),
+    Work("late-least", "once in peace", 2, tags=2, burst=2),
+    Work("late-most", "once in peace", 2, tags=2, long=0.5),
+    Work("late-starts", "decided in peace", 2, tags=2),
+    Work("late-publish-wait", "once in peace", 1, tags=2, burst=3),
+    Work("late-publish-once-more", "run after", 2, tags=2),
+    Work("late-publish-latest", "run after", 2, tags=2),
+    Work("late-publish-replace", "run after", 2, tags=2),
+    Work("late-publish-join", "decided in peace", 2, tags=2),
     Work("late-limit", "once in peace", 2, tags=1, burst=5),
     Work("late-limit-wait", "once in peace", 2, tags=1, burst=5),
     Work("publish-limit", "once unless killed", 1, tags=1, burst=4),
@@ -171,7 +183,7 @@ class Soak:
         (work,) = self._draw.choices(WORK, [work.weight for work in WORK])
         tag = f"tag{self._draw.randrange(work.tags)}"
         for _ in range(self._draw.randint(1, work.burst)):
-            act = ["heed", round(self._draw.uniform(0.05, 1.0), 2) if self._draw.random() < 0.95 else 2 * TTL]
+            act = ["heed", 2 * TTL if self._draw.random() < work.long else round(self._draw.uniform(0.05, 1.0), 2)]
             self._env.send(work.name, tag, act, expect=work.expect)
 
     def finish(self, timeout: float) -> None:
@@ -274,7 +286,7 @@ def main() -> int:
         soak = Soak(env, options.seed, options.minutes * 60)
         soak.run()
         soak.finish(180)
-        wrong = disagreements(env.ledger.events(), locks.stats(env.app))
+        wrong = disagreements(env.ledger.events(), env.schedule, locks.stats(env.app))
         violations = env.verdict()
         events = env.ledger.events()
         report(options, soak, figures(events), Counter(violation.kind for violation in violations))
@@ -309,6 +321,7 @@ def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kind
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost", "order")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs", "reused", "blind")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("hold", "starts", "quiet")]
     for name, count in rows:
         print(f"  {name:<28} {count:>6}")
 

@@ -17,20 +17,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import task_received
+from celery.signals import task_failure, task_received
 
 from celery_singleton_lock import (
     Join,
     LockLost,
+    MaxStarts,
     Raise,
     Replace,
     RetryLater,
     RunOnceMore,
     SingletonTask,
     Skip,
+    TooManyStarts,
     Wait,
     signals,
 )
+from celery_singleton_lock.policies import Policy
+from celery_singleton_lock.policies import name_of as name_of_policy
 from tests.faults.ledger import Ledger, name_of, now
 
 #: Maximum seconds that a body waits for its test.
@@ -273,7 +277,7 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
     }
     how = "return"
     try:  # an exception just after the first event is followed by the second
-        ledger.note("start", tag=tag, number=number, parent=os.getppid(), limit=task.lock_limit or 1, **who)
+        ledger.note("start", tag=tag, number=number, parent=os.getppid(), **_bounds(task), **who)
         return ACTS[act](task, tag, *args)
     except BaseException as error:
         how = type(error).__name__
@@ -297,6 +301,18 @@ def _signature(task: Task, tag: str) -> str:
     return f"{'plain ' if free else ''}{task.name} {tag}"
 
 
+def _bounds(task: Task) -> dict[str, Any]:
+    """Return what the task's options say of its bodies, as fields of the checker's `Body`."""
+    starts, policy = task.max_starts, task.on_duplicate
+    return {
+        "limit": task.lock_limit or 1,
+        "least": task.lock_at_least or 0.0,
+        "most": task.lock_at_most or math.inf,
+        "starts": (starts.n, starts.per) if starts else (math.inf, 0.0),
+        "quiet": (policy.quiet, policy.max_quiet) if getattr(policy, "quiet", 0.0) else (0.0, 0.0),
+    }
+
+
 def _run_of(lease: Any) -> str:
     return name_of(lease._state.request.token) if lease.protected else os.urandom(5).hex()
 
@@ -312,13 +328,21 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, name, on_duplicate=policy)
     for name, policy in (("late", SOON), ("late-skip", Skip()), ("late-raise", Raise())):
         _register(app, name, on_duplicate=policy, **LATE)
-    for name, policy in (("wait", Wait()), ("once-more", RunOnceMore()), ("latest", RunOnceMore(keep="latest"))):
+    for name, policy in (
+        ("wait", Wait()),
+        ("once-more", RunOnceMore()),
+        ("latest", RunOnceMore(keep="latest")),
+        ("replace", Replace(grace=120)),
+        ("join", Join()),
+    ):
         _register(app, name, on_duplicate=policy)
         _register(app, f"late-{name}", on_duplicate=policy, **LATE)
         _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
-    for name, policy in (("replace", Replace(grace=120)), ("join", Join())):
-        _register(app, name, on_duplicate=policy)
-        _register(app, f"late-{name}", on_duplicate=policy, **LATE)
+        _register(app, f"late-publish-{name}", on_duplicate=policy, lock_from="publish", **LATE)
+    _register(app, "late-quiet", on_duplicate=RunOnceMore(quiet=0.5, max_quiet=2.0), **LATE)
+    _register(app, "late-least", on_duplicate=Wait(), lock_at_least=1.5, **LATE)
+    _register(app, "late-most", on_duplicate=SOON, lock_at_most=1.0, **LATE)
+    _register(app, "late-starts", on_duplicate=SOON, max_starts=MaxStarts(1, per=10.0), **LATE)
     _register(app, "publish", on_duplicate=Skip(), lock_from="publish")
     _register(app, "publish-retry", on_duplicate=SOON, lock_from="publish")
     for name, policy in (("limit", SOON), ("limit-wait", Wait())):
@@ -372,7 +396,11 @@ def record_signals(app: Celery) -> None:
     signals.lock_lost.connect(lost, weak=False)
     signals.lock_acquired.connect(of_lease("acquired"), weak=False)
     signals.lock_released.connect(of_lease("released"), weak=False)
-    signals.duplicate.connect(lambda key, task_id, **_: ledger.note("duplicate", key=key, task_id=task_id), weak=False)
+
+    def duplicate(key: str, task_id: str, policy: Policy, **_: Any) -> None:
+        ledger.note("duplicate", key=key, task_id=task_id, policy=name_of_policy(policy))
+
+    signals.duplicate.connect(duplicate, weak=False)
 
     def received(request: Any, **_: Any) -> None:
         """Record only messages that a kill can lose: those with late acknowledgement are redelivered."""
@@ -380,7 +408,12 @@ def record_signals(app: Celery) -> None:
             stands_for = (request._request_dict.get("singleton_retry_state") or {}).get("stands_for")
             ledger.note("received", task_id=stands_for or request.id)
 
+    def failed(task_id: str, exception: BaseException, **_: Any) -> None:
+        if isinstance(exception, TooManyStarts):
+            ledger.note("refused", task_id=task_id, key=exception.key)
+
     task_received.connect(received, weak=False)
+    task_failure.connect(failed, weak=False)
     signals.store_error.connect(
         lambda key, task_id, error, **_: ledger.note("store error", key=key, task_id=task_id, error=str(error)[:200]),
         weak=False,

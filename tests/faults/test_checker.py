@@ -782,3 +782,77 @@ def test_mark_lostr_that_was_stopped(fault: Fault, second: float, told: float) -
     assert set() == found([*both, lost("a", told)], fault, stop)
     assert {"untold", "lost"} == found([*both, lost("a", told + 1)], fault, stop)
     assert {"untold", "lost"} == found([*both, lost("a", told)], fault, Fault("child stop", 5, 25, frozenset({3})))
+
+
+# -- options of single tasks -----------------------------------------------------------------------
+
+
+def option(run: str, start: float, end: float | None, how: str = "return", pid: int = 1, **own: Any) -> list[Event]:
+    """Return the events of one body whose task has these options, and of its grant."""
+    return [{**event, **own} for event in body(run, start, end, how, pid)] + [store(start, "acquire", run, "take")]
+
+
+def test_cap() -> None:
+    """A capped lease may be lost after its time, and gone a renewal later; a body that goes on is notified."""
+    long = option("a", 10, 30, most=2.0)
+    seen = [event("key", 10, run="a", key=KEY)]
+    assert {"untold"} == found(long)
+    assert set() == found([*long, lost("a", 12)])
+    assert {"lost"} == found([*option("a", 10, 30, most=8.0), lost("a", 12)])
+    assert {"early"} == found([*long, lost("a", 12), *seen, event("gone", 15, run="a"), event("looked", 31)])
+    assert set() == found([*long, lost("a", 12), *seen, event("gone", 16.1, run="a"), event("looked", 31)])
+    assert {"overlap", "theft"} == found([*long, lost("a", 12), *option("b", 15.5, 16, pid=2)])
+    assert set() == found([*long, lost("a", 12), *option("b", 16.1, 17, pid=2)])
+
+
+def test_cap_of_a_slow_acquire() -> None:
+    """The cap counts from before the acquire was sent: where a pause delayed the reply, the lease is lost earlier."""
+    events = [*option("a", 10, 11, most=2.0), lost("a", 11)]
+    assert {"lost"} == found(events)
+    assert set() == found(events, Fault("pause", 9, 9.9))
+
+
+def test_hold() -> None:
+    """No body starts within the hold of a success."""
+    first, second = option("a", 10, 11, least=5.0), option("b", 14.9, 16, least=5.0)
+    freed = store(11, "release", "a", "free")
+    assert {"hold"} == found([*first, freed, *second])
+    assert set() == found([*first, freed, *option("b", 15, 16, least=5.0)])
+    assert set() == found([*option("a", 10, 11, "Boom", least=5.0), freed, *second])
+    assert set() == found([*first, freed, *second], Fault("empty", 12, 13))
+
+
+def test_starts() -> None:
+    """After so many crashed starts as the option allows, no body starts, and a message is refused only then."""
+    own: dict[str, Any] = {"starts": (1, 20.0)}
+    died = [*option("a", 10, None, **own), event("death", 12, of=1)]
+    refused = event("refused", 14, task_id="task-b", key=KEY)
+    assert {"starts"} == found([*died, *option("b", 16.1, 17, pid=2, **own)])
+    assert set() == found([*died, *option("b", 30.1, 31, pid=2, **own)])
+    assert set() == found([*died, event("store reset", 13), *option("b", 16.1, 17, pid=2, **own)])
+    assert set() == found([*died, refused])
+    ended = [*option("a", 10, 12, **own), store(12, "release", "a", "free")]
+    assert set() == found([*ended, *option("b", 16.1, 17, pid=2, **own)])
+    assert {"starts"} == found([*ended, refused])
+    sent = event("sent", 9, task_id="task-b", expect="decided in peace")
+    assert {"never run"} == found([*died, sent])
+    assert set() == found([*died, sent, refused])
+
+
+@pytest.mark.parametrize(
+    ("calls", "turn", "verdict"),
+    [
+        ([10.0], 10.5, {"quiet"}),
+        ([10.0], 11.0, set()),
+        ([10.0, 10.8], 11.0, {"quiet"}),
+        ([10.0, 10.8, 11.6], 12.0, set()),  # the first call waits no longer
+        ([10.0, 11.1], 11.0, set()),  # its turn came before the other call
+    ],
+)
+def test_quiet(calls: list[float], turn: float, verdict: set[str]) -> None:
+    """The lock is reserved for the next in line, or granted, after a second without a call, or two after the first call."""
+    events = [{**store(call, "acquire", f"call-{call}"), "sent": True, "policy": "run_once_more"} for call in calls]
+    events += [{**store(turn, "acquire", "line", "take"), "reserved": True}]
+    events += [{**e, "heir_of": ["line"]} for e in option("a", turn + 0.2, 15, quiet=(1.0, 2.0))]
+    assert verdict == found(events)
+    assert set() == found([*events, event("store reset", turn - 0.1)])

@@ -290,6 +290,17 @@ def test_publish_in_a_hold(env: WorkerEnvironment, queue: str) -> None:
     assert "done" == env.get(env.job("publish").apply_async((env.tag,), queue=queue))
 
 
+def test_statistics_of_a_hold(env: WorkerEnvironment) -> None:
+    """The hold of `lock_at_least` is no lease, also in the second for which its entry outlives its key."""
+    assert "done" == env.get(env.job("throttled").apply_async((env.tag,)))
+    found: Statistics = locks.stats(env.app, "job.throttled")[0]
+    assert (0, {"held": 1}) == (found.held, dict(found.states))
+    with closing(env.store()) as client:
+        client.delete(env.key("throttled"))
+    found = locks.stats(env.app, "job.throttled")[0]
+    assert (0, {}) == (found.held, dict(found.states))
+
+
 def test_statistics_of_a_limit(env: WorkerEnvironment, queue: str) -> None:
     """The locks of several holders of a signature are listed one by one."""
     for _ in range(2):

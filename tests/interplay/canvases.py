@@ -21,13 +21,21 @@ DEADLINE = 30.0
 #: Seconds that a lease lives, and after which a message in line looks again.
 TTL = 4.0
 
-#: How the body of a holder ends: what it does, and its own end, a value or the class of an error.
+#: The own end of a holder whose worker is killed: nobody is left to store one, and without `acks_late` the message is gone.
+NEVER = object()
+
+#: How the body of a holder ends: what it does, and its own end: a value, the class of an error, or `NEVER`.
 HOLDERS: dict[str, tuple[str, Any]] = {
     "succeeds": ("hold", "held"),
     "fails": ("hold_raise", Boom),
     "is killed": ("hold", WorkerLostError),
     "loses its lease": ("hold", "held"),
+    "its worker is killed": ("hold", NEVER),
+    "its worker is stopped": ("hold", "held"),
 }
+
+#: Ends that hit a whole worker, and which one of the cluster: its only bodies are these holders.
+WORKERS = {"its worker is killed": 1, "its worker is stopped": 2}
 
 #: What becomes of a duplicate -> its own value, or the class of its error.
 OWN: dict[str, Any] = {"ran": "done", "skipped": None, "refused": DuplicateTask, "joined": "held", "failed": Boom}
@@ -40,6 +48,7 @@ class Case:
 
     def __init__(self, env: WorkerEnvironment, policy: Policy, place: str, end: str) -> None:
         self.env, self.place, self.end = env, place, end
+        self.queue = env.setup.worker_cluster[WORKERS.get(end, 0)].worker_queue
         self.tag = env.other_tag(f"{place}-{end}".replace(" ", "-"))
         self.options = {"lock_options": {"on_duplicate": policy, "lock_ttl": TTL}}
         self.ids: dict[str, str] = {}
@@ -50,7 +59,7 @@ class Case:
     def start_holder(self) -> None:
         """Publish the holder; its body waits."""
         acts = [HOLDERS[self.end][0], "return"]
-        self.holder = self.env.job(self.job).apply_async((self.tag, acts), **self.options)
+        self.holder = self.env.job(self.job).apply_async((self.tag, acts), queue=self.queue, **self.options)
 
     def holder_start(self) -> Event:
         """Wait until the holder's body runs."""
@@ -81,13 +90,27 @@ class Case:
             duplicate.apply_async(link=self._step("callback"), link_error=errback)
 
     def end_holder(self) -> None:
-        """Let the holder's body end in this case's way. One that lost its lease goes on."""
+        """Let the holder's body end in this case's way, unless its worker does. One that lost its lease goes on."""
         if self.end == "is killed":
             self.env.kill_body(self.holder_start())
         elif self.end == "loses its lease":
             assert self.env.job(self.job).force_unlock(self.tag)  # type: ignore[attr-defined]
-        else:
+        elif self.end not in WORKERS:
             self.env.let_go(self.tag)
+
+    def wait_for_expiry(self, runs: bool) -> None:
+        """Wait until the holder's lease has expired and all that waits has started, so that the holder cannot reacquire it.
+
+        Args:
+            runs: whether the duplicate is among them.
+        """
+
+        def is_over() -> bool:
+            holder = self.env.job(self.job).lock_holder(self.tag)  # type: ignore[attr-defined]
+            is_lost = holder is None or holder.task_id != self.holder.id
+            return is_lost and len(self.env.starts(self.tag)) == 1 + runs + len(self.others)
+
+        until(is_over, f"{self.tag}: the lease has expired", DEADLINE)
 
     def wait_for_decision(self, task_id: str) -> None:
         """Wait until the first delivery of a duplicate is over, and check that it has met the holder."""
@@ -114,7 +137,10 @@ class Case:
         for other in self.others:
             self._ends(other, "done")
         self.env.let_go(self.tag)
-        self._ends(self.holder, HOLDERS[self.end][1])
+        if HOLDERS[self.end][1] is NEVER:
+            assert not self.holder.ready()
+        else:
+            self._ends(self.holder, HOLDERS[self.end][1])
         ran = [self.ids["duplicate"]] if outcome == "ran" else []
         bodies = [self.holder.id, *ran, *(other.id for other in self.others)]
         assert bodies == [start["id"] for start in self.env.starts(self.tag)]

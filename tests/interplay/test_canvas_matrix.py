@@ -1,11 +1,13 @@
 """Each policy, at each place of a canvas, with each end of the holder: nobody waits for ever, all ends are the documented ones.
 
-For each policy, the holders and canvases of all its cases run side by side in one worker; then each case is checked.
+For each policy, the holders and canvases of all its cases run side by side; then each case is checked. Holders whose worker is
+killed, or stopped for longer than a TTL, have a worker of their own.
 """
 
 from __future__ import annotations
 
 import secrets
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,12 +20,16 @@ from celery_singleton_lock.policies import NAMED, Policy
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
-from tests.interplay.canvases import HOLDERS, Case
+from tests.interplay.canvases import HOLDERS, WORKERS, Case
 
 
 @dataclass(frozen=True)
 class Row:
-    """A policy, and what becomes of a duplicate under it, by the end of the holder. None: a policy that does not exist yet."""
+    """A policy, and what becomes of a duplicate under it, by the end of the holder. None: a policy that does not exist yet.
+
+    The death of the holder's process and that of its whole worker come to the same: the lock ends with the process, or with its
+    TTL. So do the two ways to lose a lease: by a revocation, and by its expiry while the worker is stopped.
+    """
 
     policy: Policy | None
     succeeds: str
@@ -32,6 +38,11 @@ class Row:
     loses: str
     before: int = 0  # duplicates that wait in line before the one in the canvas comes
     after: int = 0  # and that come after it
+
+    def outcomes(self) -> dict[str, str]:
+        """Return what becomes of a duplicate, by the end of the holder."""
+        ends = (self.succeeds, self.fails, self.killed, self.loses, self.killed, self.loses)
+        return dict(zip(HOLDERS, ends, strict=True))
 
 
 # fmt: off
@@ -46,6 +57,7 @@ POLICIES: dict[str, Row] = {
     "second":       Row(RunOnceMore(),          "skipped", "skipped", "skipped", "skipped", before=1),
     "latest":       Row(RunOnceMore("latest"),  "ran",     "ran",     "ran",     "ran"),
     "last but one": Row(RunOnceMore("latest"),  "skipped", "skipped", "skipped", "skipped", after=1),
+    "quiet":        Row(RunOnceMore("first", 0.5, 2.0), "ran", "ran", "ran",     "ran"),
     "join":         Row(NAMED.get("join"),      "joined",  "failed",  "ran",     "ran"),
     "replace":      Row(NAMED.get("replace"),   "ran",     "ran",     "ran",     "ran"),
 }
@@ -76,8 +88,10 @@ CANVASES: dict[str, dict[str, tuple[str, str, str]]] = {
 
 @pytest.fixture(scope="module")
 def worker_specs() -> Sequence[WorkerSpec]:
-    """One worker in which all holders of a policy run at once, with processes left for other tasks."""
-    return (WorkerSpec("prefork", concurrency=len(HOLDERS) * len(CANVASES) + 8),)
+    """A worker in which all holders of a policy run at once, with processes left for other tasks; one to kill, one to stop."""
+    holders = len(HOLDERS) - len(WORKERS)
+    one = WorkerSpec("prefork", concurrency=holders * len(CANVASES) + 8)
+    return (one, *(WorkerSpec("threads", concurrency=len(CANVASES), copy=number) for number in WORKERS.values()))
 
 
 @pytest.fixture(scope="module", params=[name for name, row in POLICIES.items() if row.policy])
@@ -100,9 +114,11 @@ def cases(
     env = WorkerEnvironment(CeleryTestSetup(*clusters, celery_setup_app), recorder, secrets.token_hex(6))
     row = POLICIES[policy]
     assert row.policy
+    assert celery_worker_cluster.ready()  # the one that was killed was started again
     found = {(place, end): Case(env, row.policy, place, end) for place in CANVASES for end in HOLDERS}
     try:
         start(list(found.values()), row)
+        end_workers(celery_worker_cluster, list(found.values()), row)
         yield found
     finally:
         env.let_all_go()
@@ -124,6 +140,20 @@ def start(cases: list[Case], row: Row) -> None:
         case.end_holder()
 
 
+def end_workers(cluster: CeleryWorkerCluster, cases: list[Case], row: Row) -> None:
+    """Kill one worker, and stop another until the leases of its bodies have expired. Then both work again."""
+    killed, stopped = (cluster[number].container for number in WORKERS.values())
+    killed.kill()
+    stopped.signal_all(signal.SIGSTOP)
+    try:
+        for case in cases:
+            if case.end == "its worker is stopped":
+                case.wait_for_expiry(row.loses == "ran")
+    finally:
+        stopped.signal_all(signal.SIGCONT)
+        killed.start()
+
+
 def send_others(cases: list[Case], count: int) -> None:
     """Let each holder meet so many other duplicates."""
     for _ in range(count):
@@ -138,7 +168,7 @@ def send_others(cases: list[Case], count: int) -> None:
 def test_duplicate(cases: dict[tuple[str, str], Case], policy: str, place: str, end: str) -> None:
     """Each task id that a caller knows ends within the deadline, as the two tables say, and so does the holder."""
     row = POLICIES[policy]
-    outcome = dict(zip(HOLDERS, (row.succeeds, row.fails, row.killed, row.loses), strict=True))[end]
+    outcome = row.outcomes()[end]
     column = 1 if outcome == "skipped" else 2 if outcome in ("refused", "failed") else 0
     cases[place, end].check(outcome, {part: words[column] for part, words in CANVASES[place].items()})
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.faults.features import holding
+from tests.faults.features import AtPublish, Newest, holding
 from tests.faults.harness import CHILD_BOUND, now
 from tests.faults.probes import digests
 
@@ -42,7 +42,7 @@ def test_features_stopped_worker() -> None:
             row.env.measured("34 holder's worker stopped: all that wait have started", TTL + COPY, late)
             row.env.last(2.5 * TTL, fault.at)
         for feature in row.features:
-            if feature.name not in ("publish", "replace"):  # nobody took its lock; it knows that it is to stop
+            if not isinstance(feature, (AtPublish, Newest)):  # nobody took its lock; it knows that it is to stop
                 row.env.wait("lost", run=feature.bodies[0]["run"])
 
 
