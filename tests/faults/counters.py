@@ -103,7 +103,12 @@ def _duplicates(events: Sequence[Event]) -> tuple[Counts, Counts]:
         for event in events
         if event["what"] == "duplicate" and event["task_id"] in sent - failed
     }
-    granted = {event["run"] for event in _changes(events) if event["verb"] == "acquire"}
-    first = [event for event in events if event.get("policy") and event["what"] == "store"]
-    most = Counts((_name(e), f"duplicates:{e['policy']}") for e in first if e["run"] not in granted)
+    most = Counts()
+    calls: dict[str, Event] = {}  # the last one of each run: the second, to join the line, may be granted
+    for event in events:
+        if event["what"] == "store" and event["verb"] == "acquire" and event["does"] in ([], ["take"]):
+            call = event if event.get("sent") else calls.get(event["run"], event)
+            calls[call["run"]] = call
+            if call.get("policy"):
+                most[_name(call), f"duplicates:{call['policy']}"] += 1 if event is call else -1
     return Counts((name, counter) for name, counter, _ in named), most

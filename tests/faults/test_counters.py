@@ -55,4 +55,8 @@ def test_duplicates_by_policy() -> None:
     assert ["duplicates:wait"] == wrong(events, duplicates_wait=1) == wrong(events, duplicates_wait=3)
     assert [] == wrong([*events, *refused("c", 3)[:2]], duplicates_wait=3)
     assert [] == wrong([*events, event("store error", 2, task_id="task-b", key=KEY)], duplicates_wait=1)
+    joins = {**store(3.2, "acquire", "c"), "sent": True}  # the lock is free by then
+    assert [] == wrong(
+        [*events, *refused("c", 3), joins, *run("c", 3.3, 4)], duplicates_wait=3, acquired=1, released_success=1
+    )
     assert [] == wrong([*events, *run("c", 5, 6)], duplicates_wait=2, acquired=1, released_success=1)
