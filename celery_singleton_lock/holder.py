@@ -40,5 +40,10 @@ class Holder:
     def __str__(self) -> str:
         if self.is_operators_hold:
             return f"an operator's hold (expires in {self.remaining:.1f} s)"
+        task = f"task {self.task_id}" if self.task_id else "another task"
+        if self.state == "running" and not self.node:  # nothing else is known
+            return task
+        if self.state == "queued" and not self.remaining:  # the first in line for a free lock
+            return f"{task} (queued)"
         where = f"on {self.node} (pid {self.pid}," if self.state == "running" else f"({self.state}"
-        return f"task {self.task_id} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"
+        return f"{task} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"

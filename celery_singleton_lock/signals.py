@@ -21,7 +21,8 @@ lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
 #: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision.
-#: ``pending``: the task id of the message in line that runs in place of the duplicate; else empty.
+#: ``pending``: the task id of the message in line that runs in place of the duplicate; else empty. Not sent again when a message
+#: that waits ends because a newer one took its place: no policy decides then.
 duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy", "pending"})
 
 #: ``key``, ``task_id``, ``error``: the store was unreachable, or refused a command.

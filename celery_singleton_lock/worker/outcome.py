@@ -61,7 +61,8 @@ def handle_duplicate(
     if isinstance(decision, Follow):
         return follow(task, request, wanted, decision, holder)
     if isinstance(decision, SkipRun):
-        return _skip(task, request, decision, error)
+        place = f", as task {decision.pending} runs in its place" if decision.pending else ""
+        return _skip(task, request, decision, error.key, holder, f"{place}: {error}")
     about(task, request.id, error.key, error.holder).warning("failed as a duplicate: %s", error)
     raise error
 
@@ -71,7 +72,9 @@ def _drop(
 ) -> None:
     """End a delivery for whose message another delivery, another copy, or another message stands."""
     if result.status is AcquireStatus.SUPERSEDED:
-        _skip(task, request, SkipRun(pending=result.head), error)
+        newer = f"task {result.head}" if result.head else "a newer message"
+        reason = f", as {newer} took its place in line; key {wanted.lock}"
+        _skip(task, request, SkipRun(pending=result.head), wanted.lock, None, reason)
     if result.status is AcquireStatus.REPLACED:
         drop_replaced(task, request, store, wanted)
     if result.status is AcquireStatus.COMPLETED:
@@ -144,9 +147,10 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         raise error
 
 
-def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> Any:
-    place = f", as task {decision.pending} runs in its place" if decision.pending else ""
-    about(task, request.id, error.key, error.holder).info("skipped%s: %s", place, error)
+def _skip(task: Any, request: Any, decision: SkipRun, key: str, holder: Holder | None, reason: str) -> Any:
+    """Store what a skipped message ends with; `holder` is None if it is not the holder for whom the message is skipped."""
+    log = about(task, request.id, key, holder)
+    log.info("skipped%s", reason)
     if request.is_eager:
         request.callbacks = None
         return decision.result
@@ -155,7 +159,7 @@ def _skip(task: Any, request: Any, decision: SkipRun, error: DuplicateTask) -> A
     if delivery_of(request).events:
         more = {"pending": decision.pending} if decision.pending else {}
         try:
-            task.send_event("task-singleton-skipped", key=error.key, holder=error.holder.as_dict(), **more)
+            task.send_event("task-singleton-skipped", key=key, holder=holder and holder.as_dict(), **more)
         except Exception as failure:  # the task is stored as done, so it must not fail now
-            about(task, request.id, error.key, error.holder).warning("could send no event: %s", failure)
+            log.warning("could send no event: %s", failure)
     raise Ignore("skipped as a duplicate")

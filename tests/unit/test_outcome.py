@@ -11,10 +11,14 @@ from celery import Celery
 from kombu import Queue
 from kombu.common import Broadcast
 
-from celery_singleton_lock import DuplicateTask, Policy, RetryLater, Skip, signals
+from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, RunOnceMore, Skip, signals
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
+from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import hold
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.worker.delivery import PROPERTY, Delivery
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.unit.test_task import Singleton, deliver
 
 BROADCAST = {"delivery_info": {"exchange": "all", "routing_key": ""}}
@@ -181,3 +185,58 @@ def test_broadcast_message_cannot_run_later(
     assert ("SUCCESS", None) == (task.AsyncResult("id-1").state, task.AsyncResult("id-1").result)
     assert [Skip()] == [signal["policy"] for signal in sent]
     assert not isinstance(policy, Chosen) or [False] == [duplicate.can_run_later for duplicate in policy.seen]
+
+
+@pytest.mark.parametrize("policy", [RunOnceMore("latest"), "replace"], ids=["latest", "replace"])
+@pytest.mark.parametrize("pending", ["newer", ""])
+def test_superseded(
+    singleton: Singleton,
+    app: Celery,
+    sent: list[dict[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: Any,
+    pending: str,
+) -> None:
+    """A message whose place a newer one has taken is skipped: log and event name no holder, but the newer one if it waits."""
+    caplog.set_level("INFO", "celery_singleton_lock")
+    events: list[dict[str, Any]] = []
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    monkeypatch.setattr(task, "send_event", lambda kind, **fields: events.append(fields))
+    config, store = config_for(task), context_of(app).store
+    with hold(task):
+        for name in ("older", "newer"):
+            place = Place(name, room=1, replace=True, next_copy=1.0, due=60.0)
+            wanted = LeaseRequest(config.base, config.digest((), {}), name, 60.0, name, place=place)
+            store.acquire(wanted)
+        if not pending:
+            store.leave(wanted, "newer")
+        state = RetryState(ticket="older", copy=1.0)._asdict()
+        deliver(task, task_id="older", properties={PROPERTY: Delivery(events=True)}, headers={RETRY_STATE_HEADER: state})
+    assert ("SUCCESS", None) == (app.AsyncResult("older").state, app.AsyncResult("older").result)
+    assert [] == sent, "it was sent when the message joined the line"
+    key = task.lock_key_for()
+    assert [{"key": key, "holder": None, **({"pending": pending} if pending else {})}] == events
+    (record,) = caplog.records
+    by = "task newer" if pending else "a newer message"
+    assert f"Task x[older] skipped, as {by} took its place in line; key {key}" == record.getMessage()
+    assert (key, None) == (vars(record)["key"], vars(record)["holder"])
+
+
+@pytest.mark.parametrize(
+    ("holder", "text"),
+    [
+        (Holder("a", "node", 4711, 1.0, 2.0), "task a on node (pid 4711, for 1.0 s, expires in 2.0 s)"),
+        (Holder("a", age=1.0, remaining=2.0, state="queued"), "task a (queued for 1.0 s, expires in 2.0 s)"),
+        (Holder("a", state="queued"), "task a (queued)"),  # the first in line
+        (Holder("a"), "task a"),  # whose result `Join` waits for
+        (Holder(), "another task"),
+    ],
+)
+def test_text_of_a_holder(holder: Holder, text: str) -> None:
+    """A text about a duplicate tells of its holder what is known, and nothing else."""
+    assert text == str(holder)
