@@ -46,22 +46,22 @@ class EventLogger:
 
     def lost(self, state: LeaseState, reason: str = "expired") -> None:
         self._tally.count(state.request.base, f"lost:{reason}")
-        self._report(_log, state, "lost its lock %s and is still running (%s)", reason)
+        self._report(_log, state, "lost its lock and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
         self._report(self._report_counts, state.request.base)
         if state.sends_events:
             self._report(_send_event, state, reason)
 
     def replaced(self, state: LeaseState) -> None:
-        self._report(_log, state, "is to stop, as a newer message replaces it; it keeps its lock %s until it ends")
+        self._report(_log, state, "is to stop, as a newer message replaces it; it keeps its lock until it ends")
         self._report(_send_for, signals.lock_lost, state)
 
     def reacquired(self, state: LeaseState) -> None:
-        self._report(_log, state, "reacquired its lock %s, which was missing from the store")
+        self._report(_log, state, "reacquired its lock, which was missing from the store")
         self._report(self._report_counts, state.request.base)  # it may have been lost while the store was unreachable
 
     def unreachable(self, state: LeaseState, error: StoreError) -> None:
-        self._report(_log, state, "could not renew its lock %s: %s", error)
+        self._report(_log, state, "could not renew its lock: %s", error)
         self._report(
             send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
         )
@@ -87,4 +87,4 @@ def _send_event(state: LeaseState, reason: str) -> None:
 def _log(state: LeaseState, text: str, *more: object) -> None:
     request = state.request
     log = about(state.task, request.task_id, request.lock)
-    log.warning(f"on %s (pid %d) {text}", request.node, request.pid, request.lock, *more)
+    log.warning(f"on %s (pid %d) {text}", request.node, request.pid, *more)

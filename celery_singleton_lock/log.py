@@ -41,14 +41,22 @@ logger.addFilter(_Complete())
 
 
 class TaskLog(logging.LoggerAdapter):  # type: ignore[type-arg]  # Python 3.10 knows no argument
-    """Logs about one message of a task: each text begins with its name and task id."""
+    """Logs about one message of a task: each text begins with its name and task id, and shows the key, if need be at its end."""
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if self.isEnabledFor(level):
             fields: Any = dict(self.extra or {})
             fields["holder"] = fields["holder"] and fields["holder"].as_dict()
-            text = f"Task %s[%s] {msg}"
+            text, key = f"Task %s[%s] {msg}", fields["key"]
+            if key and not any(_shows(argument, key) for argument in args):
+                text, args = f"{text}; key %s", (*args, key)
             self.logger.log(level, text, fields["task"], fields["task_id"], *args, extra=fields, stacklevel=2, **kwargs)
+
+
+def _shows(argument: object, key: str) -> bool:
+    """Tell whether an argument is a text with this key, or an error whose text has it."""
+    text = argument if isinstance(argument, str) else getattr(argument, "key", "")
+    return isinstance(text, str) and key in text
 
 
 def about(task: Any, task_id: str, key: str = "", holder: Holder | None = None) -> TaskLog:

@@ -94,7 +94,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     _note_grant(state, options, result, sent_at)
     state.granted(sent_at, result.fence, context.body_renewal.verify)
     if logger.isEnabledFor(DEBUG):
-        about(task, request.id, wanted.lock).debug("acquired %s, fence %d", wanted.lock, result.fence)
+        about(task, request.id, wanted.lock).debug("acquired %s with fence %d", wanted.lock, result.fence)
     forget_retry_state(request)
     if options.lock_until == "start":
         wanted.noted = Noted(outcome="started")

@@ -99,7 +99,7 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
     _send_copy(task, request, delay, copied)
     if decision.terminate and result.holder:
         terminate(task, request, wanted, result.holder)
-    message = _text(task, request, _started_by(task, request, state))
+    message = _text(task, request, wanted, _started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
     return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
 
@@ -264,7 +264,7 @@ class _Recorder:
         self.noted.append((body, options))
 
 
-def _text(task: Any, request: Any, signature: Any) -> str:
+def _text(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> str:
     """Return the message of a signature as JSON: its body, its queue, and the options of `kombu.Producer.publish`.
 
     Return nothing if it is long, or if JSON may change its arguments: then its copy starts it.
@@ -281,6 +281,7 @@ def _text(task: Any, request: Any, signature: Any) -> str:
         options.pop("expiration", None)  # counts from the publish; workers look at the header `expires`
         text: str = _json.dumps((body, getattr(declared[0], "name", None), options))
     except Exception as failure:  # such as a header that JSON cannot express, or an error of a receiver of signals
-        about(task, request.id).warning("waits in line, and only a delayed copy can start it: %r", failure)
+        log = about(task, request.id, wanted.lock)
+        log.warning("waits in line, and only a delayed copy can start it: %r", failure)
         return ""
     return text if len(text) <= MAX_MESSAGE else ""

@@ -73,7 +73,7 @@ def _drop(
     """End a delivery for whose message another delivery, another copy, or another message stands."""
     if result.status is AcquireStatus.SUPERSEDED:
         newer = f"task {result.head}" if result.head else "a newer message"
-        reason = f", as {newer} took its place in line; key {wanted.lock}"
+        reason = f", as {newer} took its place in line"
         _skip(task, request, SkipRun(pending=result.head), wanted.lock, None, reason)
     if result.status is AcquireStatus.REPLACED:
         drop_replaced(task, request, store, wanted)
@@ -128,7 +128,7 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         StoreUnavailable: the option says so, or the task cannot be retried.
         Retry, Reject: the task is retried later.
     """
-    about(task, request.id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
+    about(task, request.id, wanted.lock).warning("could not acquire its lock: %s", error)
     send(signals.store_error, task, key=wanted.lock, task_id=request.id, error=error)
     reaction = options.on_store_error
     if wanted.place and (

@@ -63,9 +63,7 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
             pending.send(execution.context.store)
         except StoreError as error:
             note_failure(execution.context, request, "release")
-            about(state.task, request.task_id, request.lock).warning(
-                "could not release its lock %s: %s", request.lock, error
-            )
+            about(state.task, request.task_id, request.lock).warning("could not release its lock: %s", error)
             send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
         else:
             if logger.isEnabledFor(DEBUG):

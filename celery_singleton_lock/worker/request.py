@@ -54,7 +54,7 @@ class DeliveryMixin:
                 self.child_lease = self._lease_request(pid)
                 self.supervisor.accepted(pid, self.child_lease, self, self._config().options.lock_at_most)
             except Exception:  # an error here would leave the message without an acknowledgement
-                about(self, self.id).exception("has a lock that the supervisor cannot renew")
+                about(self, self.id, self.lock_key()).exception("has a lock that the supervisor cannot renew")
 
     def revoked(self: Any) -> bool:
         """Tell whether the message was revoked or has expired; then its reservation and its place in line end.
@@ -71,7 +71,8 @@ class DeliveryMixin:
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
-                about(self, self.id).warning("keeps its reservation or its place in line: %s", error)
+                log = about(self, self.id, self.lock_key())
+                log.warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
 
     def terminate_replaced(self: Any, pool: Any, replacement: str) -> None:

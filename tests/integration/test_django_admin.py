@@ -196,7 +196,9 @@ def test_killed_worker(site: Site, open_browser: Callable[[str], Browser], kille
     assert "The worker did not answer." in browser.text(".errornote")
     assert locks.show(site.app, killed), "it was only asked"
     browser.click("Release it anyway")
-    assert f"{killed}: released: worker-2@local did not answer; held by task " in browser.text(".messagelist .success")
+    told = browser.text(".messagelist .success")
+    assert told.startswith("Released: worker-2@local did not answer; held by task ")
+    assert told.endswith(f"; key {killed}")
     assert f"{site.address}{LIST}" == browser.url
     assert killed not in browser.text("#result_list")
     assert locks.show(site.app, killed) is None
@@ -223,7 +225,9 @@ def test_vanished_body(site: Site, open_browser: Callable[[str], Browser]) -> No
     assert "The worker says that it does not run this task." in browser.text("#content")
     assert locks.show(site.app, key), "it was only asked"
     browser.click("Release the lock")
-    assert f"{key}: released: worker-1@local does not run this task; " in browser.text(".messagelist .success")
+    told = browser.text(".messagelist .success")
+    assert told.startswith("Released: worker-1@local does not run this task; ")
+    assert told.endswith(f"; key {key}")
     assert locks.show(site.app, key) is None
 
 
@@ -325,7 +329,8 @@ def test_another_holder(site: Site) -> None:
     key, client = site.leave_lock("worker-1@local", task_id="newcomer"), site.client("root")
     for verb in ("release", "force"):
         assert 302 == client.post(RELEASE, key=key, verb=verb, task_id="vanished").status
-        assert f"{key}: changed: " in client.get(LIST).text
+        page = client.get(LIST).text
+        assert all(text in page for text in (">Changed: ", f"; key {key}<"))
     assert locks.show(site.app, key)
 
 
@@ -333,7 +338,7 @@ def test_free_lock(site: Site) -> None:
     """A lock that is free by now is no error."""
     key, client = site.key(CLOSE, "free"), site.client("root")
     assert 302 == client.post(RELEASE, key=key).status
-    assert f"{key}: free: nobody held it" in client.get(LIST).text
+    assert f"Free: nobody held it; key {key}<" in client.get(LIST).text
 
 
 def test_no_key(site: Site) -> None:
@@ -351,11 +356,11 @@ def test_hold(site: Site) -> None:
     assert "operator’s hold" in client.get(LIST).text
     assert 302 == client.post(RELEASE, unhold=site.key(REPORT, "*")).status
     page = client.get(LIST).text
-    assert "the hold was ended" in page
+    assert "The hold was ended" in page
     assert "operator’s hold" not in page
     assert [] == [*locks.list(site.app, REPORT)]
     client.post(RELEASE, unhold=site.key(REPORT, "*"))
-    assert "there is no hold" in client.get(LIST).text
+    assert "There is no hold" in client.get(LIST).text
 
 
 def test_filters(site: Site) -> None:

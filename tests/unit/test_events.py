@@ -137,7 +137,7 @@ def test_outage_is_reported(events: EventLogger, caplog: pytest.LogCaptureFixtur
     finally:
         signals.store_error.disconnect(receive)
     (line,) = [record.getMessage() for record in caplog.records if "could not renew" in record.getMessage()]
-    assert "Task app.sync[id-1] on node (pid 7) could not renew its lock b:{x}:lock:d: away" == line
+    assert "Task app.sync[id-1] on node (pid 7) could not renew its lock: away; key b:{x}:lock:d" == line
     assert ("app.sync", "b:{x}:lock:d", "id-1", error) == tuple(
         seen[0][name] for name in ("task", "key", "task_id", "error")
     )

@@ -571,7 +571,7 @@ def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: p
     with recorded(signals.store_error) as seen:
         assert isinstance(deliver(task).info.retval, StoreError)
     (line,) = [r.getMessage() for r in caplog.records if r.name == "celery_singleton_lock"]
-    assert f"Task x[id-1] could not acquire {task.lock_key_for()}: NOPERM" == line
+    assert f"Task x[id-1] could not acquire its lock: NOPERM; key {task.lock_key_for()}" == line
     assert ["store_error"] == seen
     renew_due(task)
     assert [] == store.released, "a store that refuses has granted nothing"
@@ -607,7 +607,7 @@ def test_lost_lease_is_logged_with_its_holder(
     reported = threading.Event()
     execution.context_of(task.app).callbacks.call(reported.set)
     assert reported.wait(5)
-    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock {key} and is still running (revoked)"
+    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock and is still running (revoked); key {key}"
     assert expected in [record.getMessage() for record in caplog.records]
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_singleton_lock import Holder, RetryLater, RunOnceMore, SingletonTask, StoreUnavailable
+from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
+from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import hold
+from celery_singleton_lock.worker import replaced
 from celery_singleton_lock.worker.bootstep import without_login
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
+from tests.servers import free_port, until
+from tests.unit.test_request import received, start
 from tests.unit.test_task import Singleton, deliver
 
 
@@ -43,7 +56,7 @@ def test_run(task: Any, records: list[logging.LogRecord]) -> None:
     key = task.lock_key_for()
     deliver(task, task_id="a")
     acquired, released = records
-    assert acquired.getMessage().startswith(f"Task x[a] acquired {key}, fence ")
+    assert acquired.getMessage().startswith(f"Task x[a] acquired {key} with fence ")
     assert released.getMessage() == f"Task x[a] released {key}"
     for record in (acquired, released):
         assert (record.levelno, *fields(record)) == (logging.DEBUG, "x", "a", key, None)
@@ -64,6 +77,148 @@ def skipped_holder(record: logging.LogRecord) -> str:
     return record.getMessage().partition(" is held by ")[2]
 
 
+# -- the key in the text ---------------------------------------------------------------------------
+
+
+def locked(app: Celery, **options: Any) -> Any:
+    """Return a task of this app."""
+
+    @app.task(base=SingletonTask, name="x", shared=False, **options)
+    def task() -> None: ...
+
+    app.finalize()
+    return app.tasks["x"]
+
+
+def request_of(task: Any, name: str, **more: Any) -> LeaseRequest:
+    """Return a request of another message for the task's lock."""
+    config = config_for(task)
+    return LeaseRequest(config.base, config.digest((), {}), name, 60.0, name, "node", 7, **more)
+
+
+def after(task: Any, **state: Any) -> dict[str, Any]:
+    """Return the headers of a message that was published again."""
+    return {RETRY_STATE_HEADER: RetryState(**state)._asdict()}
+
+
+def died(app: Celery) -> None:
+    locked(app)
+    app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
+    start(app)
+    received(app).log_death(4711)
+
+
+def ran(app: Celery) -> None:
+    deliver(locked(app))
+
+
+def met_a_holder(app: Celery, **options: Any) -> None:
+    task = locked(app, **options)
+    with hold(task):
+        deliver(task)
+
+
+def ends_as_another(app: Celery) -> None:
+    task = locked(app, on_duplicate="join")
+    app.backend.mark_as_done("another", 5)
+    deliver(task, headers=after(task, follows="another"))
+
+
+def cannot_read_the_result(app: Celery) -> None:
+    task = locked(app, on_duplicate="join")
+    app.backend.get_task_meta = None
+    with hold(task):
+        deliver(task, headers=after(task, follows="another"))
+
+
+def redelivered_after(status: str, app: Celery) -> None:
+    task = locked(app, on_duplicate="replace")
+    store, own = context_of(app).store, request_of(task, "id-1")
+    store.acquire(own)
+    place = Place("newer", room=1, replace=True, next_copy=1.0, due=60.0, stop=True)
+    if status == "replaced":
+        store.acquire(request_of(task, "newer", place=place))
+    if status != "running":
+        store.release(own, success=False)
+    if status == "success":
+        store.record_outcome(own, success=True)
+    deliver(task, delivery_info={"redelivered": True})
+
+
+def superseded(app: Celery) -> None:
+    task = locked(app, on_duplicate="replace")
+    with hold(task):
+        for name in ("older", "newer"):
+            place = Place(name, room=1, replace=True, next_copy=1.0, due=60.0)
+            context_of(app).store.acquire(request_of(task, name, place=place))
+        deliver(task, task_id="older", headers=after(task, ticket="older", copy=1.0))
+
+
+def dropped(app: Celery) -> None:
+    task = locked(app, on_duplicate="wait")
+    for _ in range(2):
+        deliver(task, headers=after(task, ticket="one", copy=1.0))
+        deliver(task, headers=after(task, ticket="one", copy=2.0))
+
+
+def did_not_stop(app: Celery) -> None:
+    task = locked(app, on_duplicate="replace")
+    replaced.terminate(task, SimpleNamespace(id="id-1"), request_of(task, "id-1"), Holder("older", "node"))
+
+
+def without_store(app: Celery, **message: Any) -> None:
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+    task = locked(app, on_duplicate="wait")
+    deliver(task, headers=after(task, **message))
+
+
+def renewed(app: Celery) -> None:
+    task = locked(app)
+    state, events = LeaseState(request_of(task, "id-1"), task), context_of(app).events
+    events.lost(state)
+    events.replaced(state)
+    events.reacquired(state)
+    events.unreachable(state, StoreUnavailable("away"))
+    done: list[bool] = []
+    context_of(app).callbacks.call(lambda: done.append(True))
+    until(lambda: done, "all is logged")
+
+
+CASES: dict[str, Callable[[Celery], None]] = {
+    "has died with pool process 4711": died,
+    "released": ran,
+    "skipped: ": met_a_holder,
+    "failed as a duplicate": partial(met_a_holder, on_duplicate="raise"),
+    "waits 5.0 s": partial(met_a_holder, on_duplicate=RetryLater(jitter=0)),
+    "waits in line": partial(met_a_holder, on_duplicate="wait"),
+    "waits for 9.0 s without another call": partial(met_a_holder, on_duplicate=RunOnceMore(quiet=9, max_quiet=9)),
+    "follows task held-by-test": partial(met_a_holder, on_duplicate="join"),
+    "ends as task another did": ends_as_another,
+    "could not read the result": cannot_read_the_result,
+    "replaced": partial(redelivered_after, "replaced"),
+    "redelivered while": partial(redelivered_after, "running"),
+    "dropped: another delivery": partial(redelivered_after, "success"),
+    "took its place": superseded,
+    "dropped: another copy": dropped,
+    "terminated, which did not stop": did_not_stop,
+    "waits ": without_store,
+    "could not ask for its place in line": partial(without_store, stands_for="id-1", ticket="one"),
+    "reacquired its lock": renewed,
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_key_in_the_text(app: Celery, records: list[logging.LogRecord], text: str) -> None:
+    """Each text about a lock shows its key, to be copied: nothing that could belong to the key stands directly behind it."""
+    CASES[text](app)
+    assert any(text in record.getMessage() for record in records)
+    about_locks = [record for record in records if vars(record)["key"]]
+    assert about_locks
+    for record in about_locks:
+        key = vars(record)["key"]
+        assert re.search(rf"(^| |'){re.escape(key)}( |'|$)", record.getMessage()), record.getMessage()
+
+
 def test_other_records_have_empty_fields(records: list[logging.LogRecord]) -> None:
     """A formatter that names the fields can format each record of this library."""
     logger.warning("The store of locks is unreachable: %s", "why")
@@ -77,7 +232,7 @@ def test_other_records_have_empty_fields(records: list[logging.LogRecord]) -> No
 def test_ids_are_escaped(task: Any, records: list[logging.LogRecord]) -> None:
     """A task id with control characters cannot forge a line."""
     about(task, "a\n2026 ERROR", "key").info("waits %s", "b\x1b")
-    assert records[-1].getMessage() == "Task x[a\\n2026 ERROR] waits b\\x1b"
+    assert records[-1].getMessage() == "Task x[a\\n2026 ERROR] waits b\\x1b; key key"
 
 
 @pytest.mark.parametrize(

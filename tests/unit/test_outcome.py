@@ -216,7 +216,9 @@ def test_superseded(
         if not pending:
             store.leave(wanted, "newer")
         state = RetryState(ticket="older", copy=1.0)._asdict()
-        deliver(task, task_id="older", properties={PROPERTY: Delivery(events=True)}, headers={RETRY_STATE_HEADER: state})
+        deliver(
+            task, task_id="older", properties={PROPERTY: Delivery(events=True)}, headers={RETRY_STATE_HEADER: state}
+        )
     assert ("SUCCESS", None) == (app.AsyncResult("older").state, app.AsyncResult("older").result)
     assert [] == sent, "it was sent when the message joined the line"
     key = task.lock_key_for()

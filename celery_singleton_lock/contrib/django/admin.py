@@ -134,7 +134,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
     def _tell(self, request: HttpRequest, key: str, what: str, has_changed: bool) -> None:
         """Tell the user what was done, and Django's log of what users did."""
-        self.message_user(request, f"Lock {key}: {what}", messages.SUCCESS if has_changed else messages.WARNING)
+        self.message_user(request, f"{what}; key {key}", messages.SUCCESS if has_changed else messages.WARNING)
         if has_changed:
             self.log_change(request, Lock(key), what)
 
