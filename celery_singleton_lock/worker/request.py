@@ -56,6 +56,12 @@ class DeliveryMixin:
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id, self.lock_key()).exception("has a lock that the supervisor cannot renew")
 
+    def send_event(self: Any, kind: str, **fields: Any) -> None:
+        """Send a task event, another one for the start of a delayed copy: Celery sends none for the end of an ignored task."""
+        if kind == "task-started" and retry_state_of(self._request_dict).stands_for:
+            kind = "task-singleton-copy"
+        super().send_event(kind, **fields)  # type: ignore[misc]
+
     def revoked(self: Any) -> bool:
         """Tell whether the message was revoked or has expired; then its reservation and its place in line end.
 

@@ -53,3 +53,19 @@ def test_skipped(env: WorkerEnvironment, flower: Get) -> None:
     env.let_go()
     assert "held" == env.get(holder)
     until(lambda: "SUCCESS" == json.loads(flower(f"/api/task/info/{holder.id}"))["state"], "the holder's end is shown")
+
+
+def test_copies(env: WorkerEnvironment, flower: Get) -> None:
+    """The copies of a message that waits in line have a state of their own: they do not look as if they ran for ever."""
+    env.hold("wait_brief")
+    waiting = env.job("wait_brief").delay(env.tag)
+
+    def copies() -> list[str]:
+        tasks = json.loads(flower("/api/tasks?taskname=job.wait_brief"))
+        return [one["state"] for one in tasks.values() if one["uuid"] != one["root_id"] == waiting.id]
+
+    until(lambda: copies().count("SINGLETON-COPY") >= 2, "two copies have come")
+    env.let_go()
+    assert "done" == env.get(waiting)
+    until(lambda: {"SINGLETON-COPY"} == set(copies()), "the last copy has come")
+    assert "SUCCESS" == json.loads(flower(f"/api/task/info/{waiting.id}"))["state"]
