@@ -188,7 +188,7 @@ class Settings:
         "the store keeps a list of the locks that exist, counters and the last runs, for `celery singleton` and the exporter")
     history: int = _row(
         100, lambda value: is_limit(value) or (value == 0 and not _is_bool(value)), "be a whole number from 0",
-        "how many runs are kept for each task name")
+        "how many runs are kept for each task name; 0: none")
     pool_limit: int = _row(
         10, is_limit, "be a number from 1",
         "connections that a threads, gevent or eventlet worker may open, at least 2; "

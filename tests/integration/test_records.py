@@ -199,15 +199,19 @@ def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, 
 
 @pytest.mark.parametrize(
     ("settings", "kept", "counts"),
-    [({"singleton_lock_history": 2}, 2, True), ({"singleton_lock_stats": False}, 0, False)],
-    ids=["history", "stats"],
+    [
+        ({"singleton_lock_history": 2}, 2, True),
+        ({"singleton_lock_history": 0}, 0, True),
+        ({"singleton_lock_stats": False}, 0, False),
+    ],
+    ids=["history", "no history", "stats"],
 )
 def test_settings(own_store: RedisServer, settings: dict[str, Any], kept: int, counts: bool) -> None:
     """One setting says how many runs are kept, another one switches all records off."""
     app = Celery(set_as_current=False, broker="memory://")
     app.conf.update(singleton_lock_url=own_store.url(), singleton_lock_eager=True, **settings)
 
-    @app.task(base=SingletonTask, name=(name := f"settings.{len(settings)}{kept}"), shared=False)
+    @app.task(base=SingletonTask, name=(name := f"settings.{kept}{counts}"), shared=False)
     def task() -> None: ...
 
     for _ in range(5):
