@@ -61,7 +61,7 @@ class Incident:
         until(lambda: self.app.control.ping([f"{name}@demo"], timeout=0.5), f"{name} answers", 30)
         headers = {"singleton_lock_options": {"lock_ttl": 60.0}}
         self.app.send_task(f"{TASKS}.{task}", args, task_id=task_id, headers=headers)
-        lock = until(lambda: locks.find_task_id(self.app, task_id), f"{task} runs", 30)
+        (lock,) = until(lambda: locks.show(self.app, task_id), f"{task} runs", 30)
         assert f"{name}@demo" == lock.holder.node
         return worker, lock.holder.pid
 
