@@ -29,7 +29,7 @@ from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.signature.canonical import escaped
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
@@ -768,17 +768,20 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
 
 @one_pool
 def test_unregistered_task(env: WorkerEnvironment, own_store: RedisServer, quick: Quick) -> None:
-    """A hold of a key whose task no worker has registered is listed; the name of such a task is refused."""
+    """Locks of a task that no worker has registered are found by its name; a hold of one is listed, but not one of the name."""
     store = own_store.url()
+    wanted = LeaseRequest("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
+    RedisStore(connector(store, {}), history=100).acquire(wanted)
     assert "no locks\n" == quick("list", store=store).output
+    assert wanted.lock in quick("list", "--task", "job.skip", store=store).output
     refused = quick("hold", "--task", "job.skip", "--for", "1m", store=store)
     assert (3, True) == (
         refused.exit_code,
         "no worker has registered a task or lock group 'job.skip'" in refused.output,
     )
     quick("hold", env.key(), "--for", "1m", store=store)
-    (listed,) = json.loads(quick("list", "--json", store=store).output)
-    assert ("job.skip", env.key(), "held") == (listed["task"], listed["key"], listed["holder"]["state"])
+    listed = json.loads(quick("list", "--json", store=store).output)
+    assert {(env.key(), "held"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
 
 
 @one_pool
