@@ -4,12 +4,15 @@
 broker only to release a lock. A key is what logs, errors, events and `lock_key_for()` show; `task` is the name of a task, or of
 a `lock_group`.
 
-All functions raise `ConfigurationError` if the app has no store, or one that keeps no records, and `StoreError` if the store is
-unreachable or refuses. Records are kept while `singleton_lock_stats` is on.
+All functions raise `ConfigurationError` if the app has no store, or one that keeps no records, if a key is none of this app, and
+if a task is a member of a lock group, whose name it gives. They raise `StoreError` if the store is unreachable or refuses.
+Records are kept while `singleton_lock_stats` is on.
 """
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +20,13 @@ from typing import Any
 from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.revoking import Release, answers_of, revoke
 from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
+from celery_singleton_lock.verdict import UNKNOWN, Bounds, Verdict, judge
+
+#: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a hold of the whole task.
+_END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)}")
 
 # -- what exists -------------------------------------------------------------------------------
 
@@ -34,7 +40,7 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
         min_age: only held for at least so many seconds.
     """
     records = _records(app)
-    for name in [task] if task else tasks(app):
+    for name in _names(app, task):
         for lock in records.locks(_base(app, name)):
             if lock.exists and lock.holder.age >= min_age and node in ("", lock.holder.node):
                 yield lock
@@ -42,40 +48,28 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
 
 def tasks(app: Any) -> Sequence[str]:
     """Return the names of the tasks and groups that workers have had since the store has its data."""
-    return _records(app).tasks(_tasks_key(app))
+    return sorted(set(_groups(app).values()))
 
 
-def show(app: Any, key: str) -> Holder | None:
-    """Return who holds a lock, or None.
-
-    Raises:
-        ConfigurationError: this is no key of the app's locks, or the app has no store.
-    """
-    _base_of(app, key)
-    _reader(app)
-    return context_of(app).store.holder(key)
-
-
-def find(app: Any, key: str) -> Sequence[Lock]:
+def show(app: Any, key: str) -> Sequence[Lock]:
     """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' holds.
 
-    Raises:
-        ConfigurationError: this is no key of the app's locks, or the app has no store.
+    With the key of a slot, the holder of this slot alone. With the id of a task, the lock that this task holds.
     """
-    base, holder = _base_of(app, key), show(app, key)
-    same = (key, f"{base}:lock:{WHOLE_TASK}")
-    found = [lock for lock in _reader(app).locks(base) if lock.exists]
-    listed = [lock for lock in found if lock.key in same or lock.key.startswith(f"{key}:")]
-    others = [lock for lock in listed if lock.key != key or lock.holder.is_operators_hold]
-    if holder is None:
-        return others
-    exact = [lock for lock in listed if lock.key == key and lock.holder.fence == holder.fence]
-    return [*(exact or [Lock(task_of(base), key, holder)]), *others]
-
-
-def find_task_id(app: Any, task_id: str) -> Lock | None:
-    """Return the lock that this task holds, or None."""
-    return next((lock for lock in list(app) if lock.holder.task_id == task_id), None)
+    if ":lock:" not in key:
+        task_id = _given(key)
+        return [lock for lock in list(app) if lock.holder.task_id == task_id]
+    base, signature = _parts(app, key)
+    reader, store = _reader(app), context_of(app).store
+    keys = [key, *reader.slots(base, signature)] if key.endswith(signature) else [key]
+    holds, recorded = [], {}
+    for lock in reader.locks(base):
+        if not lock.holder.is_operators_hold:
+            recorded[lock.key, lock.holder.fence] = lock
+        elif lock.key in (f"{base}:lock:{signature}", f"{base}:lock:{WHOLE_TASK}"):
+            holds.append(lock)
+    holders = [(one, holder) for one in keys if (holder := store.holder(one))]
+    return [*(recorded.get((one, holder.fence)) or Lock(task_of(base), one, holder) for one, holder in holders), *holds]
 
 
 # -- what they did -----------------------------------------------------------------------------
@@ -97,7 +91,7 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
       long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
     * `last_start`, `last_success`: when, in milliseconds since 1970.
     """
-    return [_statistics(app, name) for name in ([task] if task else tasks(app))]
+    return [_statistics(app, name) for name in _names(app, task)]
 
 
 def _statistics(app: Any, name: str) -> Statistics:
@@ -119,10 +113,37 @@ def _statistics(app: Any, name: str) -> Statistics:
 
 
 def history(app: Any, task: str) -> Sequence[Run]:
-    """Return the last runs of a task, the newest first: `singleton_lock_history` of them."""
-    records, base = _records(app), _base(app, task)
+    """Return the last runs of a task, or under one key, the newest first: of `singleton_lock_history` of them for each task."""
+    records = _records(app)
+    key = task if "}:lock:" in task else ""
+    base = _parts(app, key)[0] if key else _base(app, *_names(app, _given(task)))
     records.sweep(base)
-    return records.history(base)
+    return [run for run in records.history(base) if not key or f"{run.key}:".startswith(f"{key}:")]
+
+
+def check(
+    app: Any,
+    tasks: Sequence[str] = (),
+    max_age: float | None = None,
+    max_blocked: float | None = None,
+    max_lost: float | None = None,
+    no_success_for: float | None = None,
+) -> Verdict:
+    """Compare what `stats` tells with bounds, as the command `check` does; times are in seconds.
+
+    Arguments:
+        tasks: only these tasks or groups, which must have succeeded if `no_success_for` is given.
+        max_age: how long a body may hold a lock.
+        max_blocked: how many duplicates a holder may meet.
+        max_lost: how many locks may have been lost since the store has its data.
+        no_success_for: how long a task that has started may go without success.
+    """
+    known = _groups(app).values()
+    found = [one for name in tasks or ("",) for one in stats(app, name)]
+    missing = [] if no_success_for is not None else [name for name in tasks if name not in known]
+    if missing or not found:
+        return Verdict(UNKNOWN, f"no worker has registered {', '.join(missing) or 'a task'} in this store")
+    return judge(found, Bounds(max_age, max_blocked, max_lost, no_success_for), tasks, time.time())
 
 
 def server(app: Any) -> Mapping[str, str]:
@@ -146,12 +167,12 @@ def release(
         timeout: seconds in which the node must answer.
         task_id: release it only if this task holds it.
 
-    Raises:
-        ConfigurationError: this is no key of the app's locks, or the app has no store.
+    Returns what became of it; if nobody held it, also what else keeps a task with this key from starting.
     """
-    base, found = _base_of(app, key), show(app, key)
+    base, _ = _parts(app, key)
+    found = context_of(app).store.holder(key)
     if found is None:
-        return Release("free", key)
+        return Release("free", key, others=show(app, key))
     if task_id not in ("", found.task_id):
         return Release("changed", key, found)
     (answer,) = answers_of(app, [found], timeout)
@@ -172,7 +193,7 @@ def release_all(
     found = [lock for lock in list(app, task, node) if not lock.holder.is_operators_hold]
     for lock, answer in zip(found, answers_of(app, [lock.holder for lock in found], timeout), strict=True):
         asked = Release("", lock.key, lock.holder, answer)
-        yield revoke(context_of(app).store, _base_of(app, lock.key), asked, force, dry_run)
+        yield revoke(context_of(app).store, _parts(app, lock.key)[0], asked, force, dry_run)
 
 
 def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
@@ -183,11 +204,16 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
     for all slots of its signature. Returns the key under which `list` shows the hold.
 
     Raises:
-        ConfigurationError: neither or both of key and task are given, or the time is not above 0, or above a year.
+        ConfigurationError: neither or both of key and task are given, no worker has registered the task, or the time is not above
+            0, or above a year.
     """
     if not 0 < seconds <= LONGEST:
         raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
     base, name = _held(app, key, task)
+    if (owner := task_of(base)) not in tasks(app):
+        if task:
+            raise ConfigurationError(f"no worker has registered a task or lock group {task!r} in this store")
+        _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the hold
     _reader(app).hold(base, name, seconds)
     return f"{base}:lock:{name}"
 
@@ -204,9 +230,7 @@ def unhold(app: Any, key: str = "", task: str = "") -> bool:
 def _held(app: Any, key: str, task: str) -> tuple[str, str]:
     if bool(key) is bool(task):
         raise ConfigurationError("name either the key of a lock or a task")
-    if task:
-        return _base(app, task), WHOLE_TASK
-    return _base_of(app, key), key.rpartition(":lock:")[2].partition(":")[0]
+    return _parts(app, key) if key else (_base(app, *_names(app, task)), WHOLE_TASK)
 
 
 def _records(app: Any) -> RecordStore:
@@ -216,8 +240,29 @@ def _records(app: Any) -> RecordStore:
 
 
 def _reader(app: Any) -> RecordStore:
-    """Return what reads the store; it knows locks by their keys, and holds, also where no records are kept."""
+    """Return what reads the store; it knows locks by their keys, holds and names of tasks, also where no records are kept."""
     return context_of(app).store.records()
+
+
+def _given(name: str) -> str:
+    if not name:
+        raise ConfigurationError("no name, id or key is given")
+    return name
+
+
+def _names(app: Any, task: str) -> Sequence[str]:
+    """Return this name of a task or group, or all names if it is empty."""
+    groups = _groups(app)
+    if not task:
+        return tasks(app)
+    if groups.get(task, task) != task and task not in groups.values():
+        raise ConfigurationError(f"task {task!r} has its locks in a lock group: name {groups[task]!r} instead")
+    return [task]
+
+
+def _groups(app: Any) -> Mapping[str, str]:
+    """Return the names of tasks that workers have registered, each with the name that its locks have."""
+    return _reader(app).tasks(_tasks_key(app))
 
 
 def _tasks_key(app: Any) -> str:
@@ -229,10 +274,13 @@ def _base(app: Any, name: str) -> str:
     return f"{context_of(app).settings.prefix}:{{{escaped(name)}}}"
 
 
-def _base_of(app: Any, key: str) -> str:
-    """Return what all keys of the task begin with whose lock has this key."""
+def _parts(app: Any, key: str) -> tuple[str, str]:
+    """Return what all keys of the lock's task begin with, and the digest of the lock's signature, or `WHOLE_TASK`."""
     prefix = context_of(app).settings.prefix
-    base, _, digest = key.rpartition(":lock:")
-    if not (digest and base.startswith(f"{prefix}:{{") and base.endswith("}")):
-        raise ConfigurationError(f"{key!r} is no key of a lock of this app: such a key begins with '{prefix}:{{'")
-    return base
+    base, _, rest = key.rpartition(":lock:")
+    if not (_END_OF_KEY.fullmatch(rest) and base.startswith(f"{prefix}:{{") and base.endswith("}")):
+        raise ConfigurationError(
+            f"{key!r} is no key of a lock of this app: such a key is '{prefix}:{{TASK}}:lock:' and 32 hexadecimal digits, "
+            "and may end with ':' and the number of a slot"
+        )
+    return base, rest.partition(":")[0]

@@ -9,6 +9,7 @@ from typing import Any
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.store.protocol import LockStore
+from celery_singleton_lock.store.records import Lock
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
@@ -27,12 +28,14 @@ class Release:
         holder: who held it.
         answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
             It is not asked if no body runs, and the text is empty then.
+        others: if nobody held it: what else keeps a task with this key from starting.
     """
 
     outcome: str
     key: str
     holder: Holder | None = None
     answer: str = ""
+    others: Sequence[Lock] = ()
 
     @property
     def released(self) -> bool:
@@ -41,7 +44,8 @@ class Release:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return {**vars(self), "holder": self.holder and self.holder.as_dict()}
+        others = [lock.as_dict() for lock in self.others]
+        return {**vars(self), "holder": self.holder and self.holder.as_dict(), "others": others}
 
     def __str__(self) -> str:
         if self.holder is None:

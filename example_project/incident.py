@@ -33,9 +33,8 @@ def start_body(fleet: Fleet, worker: str, task: Any, task_id: str, *args: str) -
     """Start a worker that runs a task; return the process of the body."""
     fleet.start(worker, celery("worker", "-n", node(worker), "--concurrency", "1", "--loglevel", "INFO"))
     task.apply_async(args, task_id=task_id, lock_options={"lock_ttl": LOCK_TTL})
-    wait_until(lambda: locks.find_task_id(app, task_id) is not None, 30, f"the body of {task_id}")
-    lock = locks.find_task_id(app, task_id)
-    assert lock
+    wait_until(lambda: bool(locks.show(app, task_id)), 30, f"the body of {task_id}")
+    (lock,) = locks.show(app, task_id)
     return lock.holder.pid
 
 

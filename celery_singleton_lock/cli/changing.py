@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from celery_singleton_lock import locks
-from celery_singleton_lock.cli.duration import Duration, duration_text, time_text
+from celery_singleton_lock.cli.duration import Duration, time_text
 from celery_singleton_lock.cli.group import as_json, flag, node_option, option, singleton, task_option, warn_if_unknown
 from celery_singleton_lock.cli.output import print_json
+from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.revoking import Release
-from celery_singleton_lock.store.records import Lock
+from celery_singleton_lock.store.records import task_of
 
 
 @singleton.command()
@@ -34,26 +34,23 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
     if key:
         done = [locks.release(obj.app, key, force, dry_run)]
     else:
-        warn_if_unknown(obj.app, task)
         done = list(locks.release_all(obj.app, task, node, force, dry_run))
-    others = locks.find(obj.app, key) if key and done[0].outcome == "free" else ()
-    if as_json and key:
-        print_json({**done[0].as_dict(), "others": [lock.as_dict() for lock in others]})
-    elif as_json:
-        print_json([one.as_dict() for one in done])
+        warn_if_unknown(obj.app, task)
+    if as_json:
+        print_json(done[0].as_dict() if key else [one.as_dict() for one in done])
     else:
-        _tell(key, done, others)
+        _tell(key, done)
     raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
 
 
-def _tell(key: str, done: list[Release], others: Sequence[Lock]) -> None:
+def _tell(key: str, done: list[Release]) -> None:
     for one in done:
-        click.echo(one if key else f"{one.key}: {one}")
+        click.echo(one if key else f"{one.key} {one}")
+        for lock in one.others:
+            ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
+            click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
     if not done:
         click.echo("no locks")
-    for lock in others:
-        ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
-        click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
 
 
 @singleton.command()
@@ -70,13 +67,12 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
     Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
     """
     _refuse_both(key, task)
-    if task and task not in locks.tasks(obj.app):
-        raise click.ClickException(f"no worker has registered a task or lock group {task!r} in this store")
     held = locks.hold(obj.app, seconds, key, task)
-    found = locks.find(obj.app, held) if key else locks.list(obj.app, task)
+    found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
     running = sum(lock.holder.state == "running" for lock in found)
     if as_json:
-        return print_json({"key": key and held, "task": task, "seconds": seconds, "running": running})
+        name = task or task_of(held.rpartition(":lock:")[0])
+        return print_json({"key": held, "task": name, "seconds": seconds, "running": running})
     until = time_text(time.time() + seconds)
     click.echo(f"{task or held} is held for {duration_text(seconds)}, until {until}; bodies that still run: {running}")
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1, "": 1}
+from celery_singleton_lock.clock import UNITS
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)", re.ASCII)
 
 
@@ -25,26 +26,13 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         if isinstance(value, float):
             return value
         found = _DURATION.fullmatch(value)
-        seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        seconds = float(found[1]) * UNITS[found[2] or "s"] if found else 0.0
         if not found or not (seconds or self._zero):
             self.fail(f"{value!r} is no duration: 45s, 30m, 2h, 1d, or a number of seconds", param, ctx)
         return seconds
 
 
 DURATION = Duration()
-
-
-def duration_text(seconds: float) -> str:
-    """Return a duration with its two highest units, such as `1h30m`."""
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    left = round(seconds)
-    for unit, lower in (("d", "h"), ("h", "m"), ("m", "s")):
-        if left >= _UNITS[unit]:
-            count, rest = divmod(left, _UNITS[unit])
-            more = rest // _UNITS[lower]
-            return f"{count}{unit}" + (f"{more}{lower}" if more else "")
-    return f"{left}s"
 
 
 def time_text(seconds: float) -> str:

@@ -14,8 +14,13 @@ import click
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.verdict import UNKNOWN
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _NoAnswer(click.ClickException):
+    exit_code = UNKNOWN
 
 
 class _Group(click.Group):
@@ -27,13 +32,14 @@ class _Group(click.Group):
             raise in_one_line(context, error) from error
 
 
-def in_one_line(context: click.Context, error: Exception) -> Exception:
-    """Return the error that says in one line why the store could not be asked."""
+def in_one_line(context: click.Context, error: Exception) -> click.ClickException:
+    """Return the error that says in one line why there is no answer."""
+    text = str(error)
     if isinstance(error, StoreError):
-        return click.ClickException(f"the store of locks: {error}")
-    if isinstance(error, ConfigurationError) and not context.find_root().params.get("app"):
-        return ConfigurationError(f"{error}; no app was given: celery -A APP singleton …")
-    return error
+        text = f"the store of locks: {error}"
+    elif isinstance(error, ConfigurationError) and not context.find_root().params.get("app"):
+        text = f"{error}; no app was given: celery -A APP singleton …"
+    return _NoAnswer(text)
 
 
 @click.group(cls=_Group)

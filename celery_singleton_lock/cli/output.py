@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock.cli.duration import duration_text
+from celery_singleton_lock.clock import duration_text
 
 Rows = Sequence[Sequence[str]]
 #: Above so many rows a table is not coloured: rich would need seconds for it.

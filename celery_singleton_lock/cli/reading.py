@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from celery_singleton_lock import locks
-from celery_singleton_lock.cli.duration import duration_text, time_text
+from celery_singleton_lock.cli.duration import time_text
 from celery_singleton_lock.cli.group import as_json, chosen_locks, lock_filters, singleton, task_option, warn_if_unknown
 from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table
-from celery_singleton_lock.store.records import Run, Statistics, task_of
+from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.store.records import Run, Statistics
 
 _LABELS = {
     "acquired": "ACQUIRED",
@@ -30,8 +31,8 @@ HISTORY_HEAD = ("STARTED", "DURATION", "OUTCOME", "NODE", "PID", "TASK-ID", "KEY
 @click.pass_obj
 def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
     """List the locks that exist, the oldest first, and operators' holds."""
-    warn_if_unknown(obj.app, filters["task"])
     found = chosen_locks(obj.app, **filters)
+    warn_if_unknown(obj.app, filters["task"])
     if as_json:
         print_json([lock.as_dict() for lock in found])
     elif found:
@@ -46,15 +47,11 @@ def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
 @click.pass_obj
 def show(obj: Any, /, key: str, as_json: bool) -> None:
     """Show who holds the lock with this KEY, or which lock the task with this id holds. Exits with 1 if there is none."""
-    if ":lock:" in key:
-        found = locks.find(obj.app, key)
-    else:
-        lock = locks.find_task_id(obj.app, key)
-        found = [lock] if lock else []
+    found = locks.show(obj.app, key)
     if as_json:
         print_json([lock.as_dict() for lock in found])
     for lock in () if as_json else found:
-        name = "" if lock.key == key else f"{lock.key}: "
+        name = "" if lock.key == key else f"{lock.key} is "
         counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}" if lock.since else ""
         click.echo(f"{name}held by {lock.holder}{counts}")
     if not (found or as_json):
@@ -72,8 +69,8 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
     NOW: locks held now. ACQUIRED to OTHER: how many. SUCCESS to OTHER: locks released after such an end of the body. MEAN: how
     long a lock was held.
     """
-    warn_if_unknown(obj.app, task)
     found = locks.stats(obj.app, task)
+    warn_if_unknown(obj.app, task)
     if as_json:
         print_json([one.as_dict() for one in found])
     elif task:
@@ -109,16 +106,15 @@ def _stats_row(one: Statistics) -> tuple[str, ...]:
 @click.pass_obj
 def history(obj: Any, /, task: str, as_json: bool) -> None:
     """Show the last runs of a TASK or lock group, or those under one KEY; the one that ended last comes first."""
-    base, _, digest = task.rpartition(":lock:")
-    key = task if base.endswith("}") and digest else ""
-    name = task_of(base) if key else task
-    warn_if_unknown(obj.app, name)
-    runs = [run for run in locks.history(obj.app, name) if not key or f"{run.key}:".startswith(f"{key}:")]
+    runs = locks.history(obj.app, task)
     if as_json:
         print_json([run.as_dict() for run in runs])
     elif runs:
         print_table(HISTORY_HEAD, [_run_row(run) for run in runs])
+    elif obj.app.conf.get("singleton_lock_history") == 0:
+        click.echo("no runs are kept, as singleton_lock_history is 0")
     else:
+        warn_if_unknown(obj.app, "" if ":lock:" in task else task)
         click.echo("no runs")
 
 

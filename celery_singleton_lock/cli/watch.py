@@ -36,9 +36,10 @@ def watch(obj: Any, /, every: float, as_json: bool, **filters: Any) -> None:
             click.echo(_CLEAR, nl=False)
         while True:
             try:
+                found = chosen_locks(obj.app, **filters)
                 warn_if_unknown(obj.app, unchecked)
                 unchecked = ""
-                _print(chosen_locks(obj.app, **filters), as_json, live)
+                _print(found, as_json, live)
             except StoreError as error:  # it may come back
                 click.echo(f"{time_text(time.time())}  the store of locks: {error}", err=True)
             time.sleep(every)

@@ -164,11 +164,14 @@ class RecordStore(Protocol):
     Each method raises `StoreError`.
     """
 
-    def add_tasks(self, key: str, names: list[str]) -> None:
-        """Add task names to the set of those that are known."""
+    def add_tasks(self, key: str, tasks: Mapping[str, str]) -> None:
+        """Note the names of tasks, each with the name that its locks have: its own, or that of its lock group."""
 
-    def tasks(self, key: str) -> list[str]:
-        """Return the known task names, sorted."""
+    def tasks(self, key: str) -> Mapping[str, str]:
+        """Return what `add_tasks` has noted."""
+
+    def slots(self, base: str, digest: str) -> list[str]:
+        """Return the keys of the slots above the first one that holders of a signature may have."""
 
     def sweep(self, base: str) -> None:
         """Count the leases that have expired as such, so that only those that exist are left in the registry."""

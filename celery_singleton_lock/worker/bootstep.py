@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -75,11 +76,11 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _register_tasks(self, context: ProcessContext) -> None:
         """Add the names of tasks and groups to those that the store knows, as soon as it can be reached."""
-        names = sorted({options.lock_group or name for name, options in self._options.items() if options.singleton})
-        if names and context.settings.stats and context.settings.url != "memory://":
+        tasks = {name: options.lock_group or name for name, options in self._options.items() if options.singleton}
+        if tasks and context.settings.url != "memory://":
             store = context.store.clone()  # greenlets and this thread cannot share a connection
             loop = BackgroundLoop(
-                partial(_add_tasks, store, context.settings.prefix, names), context.events.loop_failed
+                partial(_add_tasks, store, context.settings.prefix, tasks), context.events.loop_failed
             )
             loop.wake(now())
 
@@ -134,10 +135,10 @@ def _check_store(context: ProcessContext) -> None:
         logger.warning("%s", problem)
 
 
-def _add_tasks(store: LockStore, prefix: str, names: list[str]) -> float:
+def _add_tasks(store: LockStore, prefix: str, tasks: Mapping[str, str]) -> float:
     """Try once; return when to do so again."""
     try:
-        store.records().add_tasks(f"{prefix}:tasks", names)
+        store.records().add_tasks(f"{prefix}:tasks", tasks)
     except StoreUnavailable:
         return now() + _RETRY_INTERVAL
     except StoreError as error:  # `_check_store` has warned if it refuses all

@@ -29,7 +29,7 @@ from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.signature.canonical import escaped
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
@@ -100,12 +100,20 @@ def servers_of(env: WorkerEnvironment) -> dict[str, str]:
     return {"broker": conf.broker_url, "store": conf.get("singleton_lock_url") or conf.broker_url}
 
 
-def leave_lock(env: WorkerEnvironment, node: str, task_id: str = "vanished", name: str = "skip", tag: str = "") -> str:
-    """Acquire a job's lock as a body of this node would that nobody knows any more; return its key."""
+def leave_lock(
+    env: WorkerEnvironment,
+    node: str,
+    task_id: str = "vanished",
+    name: str = "skip",
+    tag: str = "",
+    limit: int = 0,
+    history: int | None = 100,
+) -> str:
+    """Acquire a job's lock as a body of this node would that nobody knows any more; return the key of its signature."""
     key = env.key(name, tag or None)
     base, _, digest = key.rpartition(":lock:")
-    wanted = LeaseRequest(base, digest, secrets.token_hex(16), 60.0, task_id, node, 4711)
-    store = RedisStore(connector(servers_of(env)["store"], {}), history=100)
+    wanted = LeaseRequest(base, digest, secrets.token_hex(16), 60.0, task_id, node, 4711, limit=limit)
+    store = RedisStore(connector(servers_of(env)["store"], {}), history=history)
     assert AcquireStatus.GRANTED is store.acquire(wanted).status
     return key
 
@@ -126,7 +134,7 @@ def test_list(env: WorkerEnvironment, celery: Run) -> None:
     key, started = env.key("wait_long"), time.monotonic()
     result = env.hold("wait_long")
     env.job("wait_long").delay(env.tag)
-    until(lambda: 1 == locks.find(env.app, key)[0].waiting, "one waits")
+    until(lambda: 1 == locks.show(env.app, key)[0].waiting, "one waits")
     found = row(done := celery("singleton", "list", COLUMNS="40"), key)
     assert ("job.wait_long", "running", result.id, key) == (
         found["TASK"],
@@ -178,7 +186,7 @@ def test_killed_worker(
     assert env.key("long") == row(celery("singleton", "list", "--node", node.hostname()), env.key("long"))["KEY"]
     refused = celery("singleton", "release", "--node", node.hostname())
     assert refused.stdout.startswith(
-        f"{env.key('long')}: refused: {node.hostname()} did not answer; held by task {result.id} "
+        f"{env.key('long')} refused: {node.hostname()} did not answer; held by task {result.id} "
     )
     assert (1, True) == (refused.returncode, ", expires in " in refused.stdout)
     done = celery("singleton", "release", "--node", node.hostname(), "--force", "--json")
@@ -200,7 +208,7 @@ def test_show(env: WorkerEnvironment, celery: Run) -> None:
     as_json = celery("singleton", "show", "--json", env.key())
     assert [(env.key(), result.id)] == [(one["key"], one["holder"]["task_id"]) for one in json.loads(as_json.stdout)]
     by_id = celery("singleton", "show", result.id)
-    assert by_id.stdout.startswith(f"{env.key()}: held by task {result.id} on ")
+    assert by_id.stdout.startswith(f"{env.key()} is held by task {result.id} on ")
     assert (0, 0) == (text.returncode, as_json.returncode)
     env.let_go()
     env.get(result)
@@ -215,7 +223,7 @@ def test_show_several_holders(env: WorkerEnvironment, celery: Run) -> None:
     key = env.key("limit_skip")
     first, second = env.hold("limit_skip", acts="hold"), env.hold("limit_skip", acts="hold")
     shown = celery("singleton", "show", key).stdout.splitlines()
-    assert [f"held by task {first.id} on", f"{key}:1: held by task {second.id} on"] == [
+    assert [f"held by task {first.id} on", f"{key}:1 is held by task {second.id} on"] == [
         line.partition(" on")[0] + " on" for line in shown
     ]
 
@@ -254,7 +262,7 @@ def test_task_whose_name_looks_like_a_key(env: WorkerEnvironment, quick: Quick) 
     name = f"a:lock:{env.tag}"
     base = f"singleton:{{{escaped(name)}}}"
     store = RedisStore(connector(servers_of(env)["store"], {}), history=100)
-    wanted = LeaseRequest(base, "1", secrets.token_hex(16), 60.0, "t1", "n", 1)
+    wanted = LeaseRequest(base, "1" * 32, secrets.token_hex(16), 60.0, "t1", "n", 1)
     store.acquire(wanted)
     store.release(wanted, True)
     for word in (name, wanted.lock):
@@ -309,10 +317,9 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     env.job("skip").apply_async((env.tag,), task_id=(redelivered := f"redelivered-{env.tag}"))
     until(lambda: any(redelivered == one["task_id"] for one in known_locks(env)), "it is received")
     key = leave_lock(env, env.worker.hostname(), redelivered)
-    base, holder = key.rpartition(":lock:")[0], locks.show(env.app, key)
-    assert holder is not None
-    (answer,) = revoking.answers_of(env.app, [replace(holder, age=age)], 1.0)
-    asked = revoking.Release("", key, holder, answer)
+    base, (lock,) = key.rpartition(":lock:")[0], locks.show(env.app, key)
+    (answer,) = revoking.answers_of(env.app, [replace(lock.holder, age=age)], 1.0)
+    asked = revoking.Release("", key, lock.holder, answer)
     assert outcome == revoking.revoke(context_of(env.app).store, base, asked, False, False).outcome
     env.let_all_go()
     env.finish(redelivered)
@@ -372,8 +379,7 @@ def test_another_task_that_started_meanwhile(env: WorkerEnvironment, monkeypatch
     monkeypatch.setattr(revoking, "_tasks_of_nodes", answer)
     done = locks.release(env.app, key)
     assert ("changed", False, "vanished") == (done.outcome, done.released, done.holder and done.holder.task_id)
-    assert (found := locks.show(env.app, key)) is not None
-    assert "newcomer" == found.task_id
+    assert ["newcomer"] == [lock.holder.task_id for lock in locks.show(env.app, key)]
     monkeypatch.undo()
     assert locks.release(env.app, key).released
 
@@ -389,7 +395,7 @@ def test_release_all_of_a_task(env: WorkerEnvironment, celery: Run) -> None:
     would = celery(*words, "--dry-run")
     assert (1, 4) == (would.returncode, len(would.stdout.splitlines()))
     done = celery(*words)
-    told = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    told = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert (1, {env.key("raise_object"), *lost, silent}) == (done.returncode, set(told))
     assert all(told[key].startswith(f"released: {env.worker.hostname()} does not run this task") for key in lost)
     assert told[silent].startswith("refused: gone@local did not answer; ")
@@ -442,13 +448,13 @@ def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
 def test_hold_key(env: WorkerEnvironment, quick: Quick) -> None:
     """A hold of one key leaves the other signatures of the task alone, and ends by itself."""
     held = quick("hold", env.key(), "--for", "1m", "--json")
-    assert {"key": env.key(), "task": "", "seconds": 60.0, "running": 0} == json.loads(held.output)
+    assert {"key": env.key(), "task": "job.skip", "seconds": 60.0, "running": 0} == json.loads(held.output)
     assert None is env.get(env.job("skip").delay(env.tag))
     assert "done" == env.get(env.job("skip").delay(env.other_tag("other")))
     assert 0 == quick("unhold", env.key()).exit_code
     assert "done" == env.get(env.job("skip").delay(env.tag))
     quick("hold", env.key(), "--for", "0.2s")
-    until(lambda: not locks.find(env.app, env.key()), "it ends")
+    until(lambda: not locks.show(env.app, env.key()), "it ends")
     assert "done" == env.get(env.job("skip").delay(env.tag))
 
 
@@ -570,6 +576,8 @@ def test_check(env: WorkerEnvironment, celery: Run, quick: Quick) -> None:
     assert 2 == late.exit_code
     as_json = json.loads(quick(*words, "--max-age", "0", "--json").output)
     assert ("CRITICAL", 1) == (as_json["status"], as_json["values"]["blocked"])
+    verdict = locks.check(env.app, ["job.skip_value"], max_age=3600, max_blocked=0)
+    assert (2, late.output.partition(" - ")[2].partition(" | ")[0]) == (verdict.status, verdict.text)
 
 
 @one_pool
@@ -622,9 +630,7 @@ def test_inspect_slots(env: WorkerEnvironment, pool: str) -> None:
     slots = [env.key("limit_wait"), f"{env.key('limit_wait')}:1"]
     until(lambda: slots == sorted(one["key"] for one in asked(env)), "each slot is named")
     for one in asked(env):
-        holder = locks.show(env.app, one["key"])
-        assert holder is not None
-        assert one["task_id"] == holder.task_id
+        assert one["task_id"] == locks.show(env.app, one["key"])[0].holder.task_id
     env.let_go()
     for result in results:
         env.get(result)
@@ -667,7 +673,7 @@ def test_errors_are_one_line(env: WorkerEnvironment, celery: Run, verb: str) -> 
         (celery("singleton", verb, env.key(), store=nowhere), "Error: the store of locks: "),
         (celery("-b", "memory://", "singleton", verb, env.key(), store=None), "Error: no store for locks: "),
     ]:
-        assert done.returncode == 1
+        assert done.returncode == 3
         assert done.stderr.startswith(said), done.stderr
         assert 1 == len(done.stderr.splitlines()), done.stderr
 
@@ -681,20 +687,20 @@ def test_store_that_cannot_be_asked(env: WorkerEnvironment, quick: Quick, verb: 
         (quick(verb, *words, store=f"redis://127.0.0.1:{free_port()}/0"), "Error: the store of locks: "),
         (quick(verb, *words, store="memory://"), "Error: memory:// keeps no records of locks"),
     ]:
-        assert 1 == done.exit_code
+        assert 3 == done.exit_code
         assert done.output.startswith(said), done.output
         assert 1 == len(done.output.splitlines()), done.output
 
 
 @one_pool
-@pytest.mark.parametrize(("verb", "code"), [("list", 1), ("check", 3)])
-def test_no_app(env: WorkerEnvironment, tmp_path: Path, verb: str, code: int) -> None:
+@pytest.mark.parametrize("verb", ["list", "check"])
+def test_no_app(env: WorkerEnvironment, tmp_path: Path, verb: str) -> None:
     """Without -A, the error of the missing store says that the app is missing."""
     line, variables = line_of(tmp_path, "singleton", verb, **servers_of(env))
     line = [word for word in line if word not in ("-A", "bare")]
     done = subprocess.run(line, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=30)
     said = done.stdout + done.stderr
-    assert (code, 1) == (done.returncode, len(said.splitlines()))
+    assert (3, 1) == (done.returncode, len(said.splitlines()))
     assert said.startswith(("Error: no store for locks: ", "SINGLETON UNKNOWN - no store for locks: "))
     assert "; no app was given: celery -A APP singleton" in said
 
@@ -702,15 +708,89 @@ def test_no_app(env: WorkerEnvironment, tmp_path: Path, verb: str, code: int) ->
 @one_pool
 @pytest.mark.parametrize("verb", ["list", "stats", "history", "check", "watch"])
 def test_records_that_are_switched_off(env: WorkerEnvironment, verb: str) -> None:
-    """With `singleton_lock_stats` off, commands that read records say so; `show` knows the holder of a lock."""
+    """With `singleton_lock_stats` off, commands that read records say so."""
+    done = without_records(env)(verb, *(["job.skip"] if verb == "history" else []))
+    assert "no records of locks are kept, as singleton_lock_stats is off" in done.output
+    assert 3 == done.exit_code
+
+
+def without_records(env: WorkerEnvironment) -> Quick:
+    """Return `quick` for an app that keeps no records."""
     app = Celery("quick", broker="memory://", set_as_current=False)
     app.conf.update(singleton_lock_url=servers_of(env)["store"], singleton_lock_stats=False)
-    words = ["job.skip"] if verb == "history" else []
-    done = CliRunner().invoke(singleton, [verb, *words], obj=SimpleNamespace(app=app))
-    assert "no records of locks are kept, as singleton_lock_stats is off" in done.output
-    assert done.exit_code in (1, 3)
-    key = leave_lock(env, "gone@local")
-    assert "vanished" in CliRunner().invoke(singleton, ["show", key], obj=SimpleNamespace(app=app)).output
+    return lambda *words: CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app))
+
+
+@one_pool
+def test_lock_without_a_record(env: WorkerEnvironment) -> None:
+    """A key tells all holders of its signature, also where no records are kept: `show`, `release` and `hold`."""
+    key, quick = leave_lock(env, "gone@local", "second", "limit_skip", limit=2, history=None), without_records(env)
+    leave_lock(env, "gone@local", "first", "limit_skip", limit=2, history=None)
+    locks.release(env.app, key, force=True)
+    shown = quick("show", key).output
+    assert shown.startswith(f"{key}:1 is held by task first on gone@local "), shown
+    released = quick("release", key).output.splitlines()
+    assert "free: nobody held it" == released[0]
+    assert released[1].startswith("but held by task first on gone@local ")
+    assert released[1].endswith(f" {key}:1")
+    assert quick("hold", key, "--for", "1m").output.endswith("; bodies that still run: 1\n")
+    assert 0 == quick("unhold", key).exit_code
+    assert 0 == quick("release", f"{key}:1", "--force").exit_code
+
+
+@one_pool
+def test_wrong_keys(env: WorkerEnvironment, quick: Quick) -> None:
+    """A key of which a part is missing, or that has too much, is refused, and nothing is held."""
+    key, base = env.key(), env.key().rpartition(":")[0]
+    for wrong in (f"{base}:", f"{base}:zz", key[:-1], f"{key}:", f"{key}:0", f"{key}:x", f"{key} ", f"{base}:*:1"):
+        for words in (["show"], ["release"], ["hold", "--for", "1s"], ["unhold"], ["history"]):
+            done = quick(*words, wrong)
+            assert (3, True) == (done.exit_code, " is no key of a lock of this app: such a key " in done.output), wrong
+    assert [] == [lock for lock in locks.list(env.app) if lock.holder.is_operators_hold]
+    empty = quick("show", "")
+    assert (3, True) == (empty.exit_code, empty.output.startswith("Error: no name, id or key is given"))
+
+
+@one_pool
+@pytest.mark.parametrize("verb", sorted({*COMMANDS, "watch"} - {"show"}))
+def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> None:
+    """The name of a task in a lock group has no locks of its own: each command says which name has them."""
+    until(lambda: "customers" in locks.tasks(env.app), "the worker has registered its tasks")
+    words = ["group.bill"] if verb == "history" else ["--task", "group.bill"]
+    more = {"hold": ["--for", "1s"], "check": ["--no-success-for", "1s"]}
+    done = quick(verb, *words, *more.get(verb, []))
+    assert (3, True) == (
+        done.exit_code,
+        "task 'group.bill' has its locks in a lock group: name 'customers'" in done.output,
+    )
+    assert 1 == len(done.output.splitlines())
+
+
+@one_pool
+def test_unregistered_task(env: WorkerEnvironment, own_store: RedisServer, quick: Quick) -> None:
+    """Locks of a task that no worker has registered are found by its name; a hold of one is listed, but not one of the name."""
+    store = own_store.url()
+    wanted = LeaseRequest("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
+    RedisStore(connector(store, {}), history=100).acquire(wanted)
+    assert "no locks\n" == quick("list", store=store).output
+    assert wanted.lock in quick("list", "--task", "job.skip", store=store).output
+    refused = quick("hold", "--task", "job.skip", "--for", "1m", store=store)
+    assert (3, True) == (
+        refused.exit_code,
+        "no worker has registered a task or lock group 'job.skip'" in refused.output,
+    )
+    quick("hold", env.key(), "--for", "1m", store=store)
+    listed = json.loads(quick("list", "--json", store=store).output)
+    assert {(env.key(), "held"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
+
+
+@one_pool
+def test_no_history(env: WorkerEnvironment) -> None:
+    """Without a history, the command says why there are no runs."""
+    app = Celery("quick", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=servers_of(env)["store"], singleton_lock_history=0)
+    done = CliRunner().invoke(singleton, ["history", "job.skip"], obj=SimpleNamespace(app=app))
+    assert "no runs are kept, as singleton_lock_history is 0\n" == done.output
 
 
 @one_pool
@@ -728,7 +808,7 @@ def test_wrong_words(env: WorkerEnvironment, quick: Quick) -> None:
         ["watch", "--every", "0"],
     ):
         assert 2 == quick(*words).exit_code, words
-    assert [] == locks.find(env.app, env.key())
+    assert [] == locks.show(env.app, env.key())
 
 
 @one_pool

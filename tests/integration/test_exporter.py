@@ -351,7 +351,7 @@ def test_login() -> None:
     """The runbook's login suffices. If it lacks `info`, the metrics of tasks are there, and those of the server are not."""
     with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
         client.execute_command(*login("secret"))
-        client.sadd("singleton:tasks", "shop.tasks.sync")
+        client.hset("singleton:tasks", "shop.tasks.sync", "shop.tasks.sync")
         with exporter(server.url().replace("//", "//locks:secret@")) as (_, url):
             allowed = scrape(url)
             client.execute_command("ACL", "SETUSER", "locks", "-info")
@@ -384,13 +384,13 @@ def test_errors_are_one_line(own_store: RedisServer, tmp_path: Path) -> None:
     """What keeps it from starting is told in one line: the extra, the store or the address."""
     url, taken = own_store.url(), f"127.0.0.1:{own_store.port}"
     without = "import sys; sys.modules['prometheus_client'] = None\n"
-    for done, said in [
-        (exporter_that_fails(tmp_path, url, app=without), 'install the extra: "celery_singleton_lock[prometheus]"'),
-        (exporter_that_fails(tmp_path, None), "Error: no store for locks: "),
-        (exporter_that_fails(tmp_path, "memory://"), "memory://"),
-        (exporter_that_fails(tmp_path, url, "--listen", taken), f"Error: cannot listen on {taken}: "),
+    for done, code, said in [
+        (exporter_that_fails(tmp_path, url, app=without), 1, 'install the extra: "celery_singleton_lock[prometheus]"'),
+        (exporter_that_fails(tmp_path, None), 3, "Error: no store for locks: "),
+        (exporter_that_fails(tmp_path, "memory://"), 3, "memory://"),
+        (exporter_that_fails(tmp_path, url, "--listen", taken), 1, f"Error: cannot listen on {taken}: "),
     ]:
-        assert (1, "") == (done.returncode, done.stdout)
+        assert (code, "") == (done.returncode, done.stdout)
         assert said in done.stderr
         assert 1 == len(done.stderr.splitlines()), done.stderr
     for wrong in ("9809", "127.0.0.1:metrics", "127.0.0.1:99999"):

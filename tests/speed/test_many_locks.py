@@ -37,7 +37,8 @@ def server() -> Iterator[RedisServer]:
         with redis.Redis.from_url(found.url()) as client:
             for part in range(10):
                 client.eval(SET_MANY, 0, part, OTHER_KEYS // 10)
-            client.sadd("singleton:tasks", *(f"job.{number}" for number in range(TASKS)))
+            names = [f"job.{number}" for number in range(TASKS)]
+            client.hset("singleton:tasks", mapping={name: name for name in names})
             acquire(client)
         yield found
 

@@ -13,9 +13,11 @@ import click
 import pytest
 
 from celery_singleton_lock.cli import output, singleton
-from celery_singleton_lock.cli.check import CRITICAL, OK, WARNING, Bounds, judge
-from celery_singleton_lock.cli.duration import DURATION, Duration, duration_text
+from celery_singleton_lock.cli.check import line_of
+from celery_singleton_lock.cli.duration import DURATION, Duration
+from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.store.records import Statistics
+from celery_singleton_lock.verdict import CRITICAL, OK, WARNING, Bounds, judge
 from tests.unit.test_readme import DOCUMENTS, ROOT
 
 NOW = 1_700_000_000.0
@@ -104,7 +106,7 @@ def test_line() -> None:
     """The line names the worst problem first, and the numbers are those of the worst task; no text is taken for numbers."""
     tasks = [one("a|\n", oldest=NOW - 15, running=2), one("b", blocked=30, last_start=1, released__failure=1)]
     verdict = judge(tasks, Bounds(max_age=10, max_blocked=5, no_success_for=60), (), NOW)
-    text, _, numbers = str(verdict).partition(" | ")
+    text, _, numbers = line_of(verdict).partition(" | ")
     assert (
         "SINGLETON CRITICAL - b: a holder has met 30 duplicates; b: no success yet; a/\\n: a lock is held for 15s"
         == text

@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -180,7 +180,7 @@ class Connections:
 
     def close(self) -> None: ...
 
-    def add_tasks(self, key: str, names: list[str]) -> None:
+    def add_tasks(self, key: str, tasks: Mapping[str, str]) -> None:
         self._use()
         self.added = True
 

@@ -30,11 +30,15 @@ class RedisRecords:
         self._server = server
         self._history = history
 
-    def add_tasks(self, key: str, names: list[str]) -> None:
-        self._server.command("SADD", key, *names)
+    def add_tasks(self, key: str, tasks: Mapping[str, str]) -> None:
+        self._server.command("HSET", key, *(word for pair in tasks.items() for word in pair))
 
-    def tasks(self, key: str) -> list[str]:
-        return sorted(self._server.command("SMEMBERS", key))
+    def tasks(self, key: str) -> Mapping[str, str]:
+        return dict(pairs(self._server.command("HGETALL", key)))
+
+    def slots(self, base: str, digest: str) -> list[str]:
+        found = self._server.command("SMEMBERS", f"{base}:slots:{digest}")
+        return [f"{base}:lock:{digest}:{slot}" for slot in sorted(found, key=int)]
 
     def sweep(self, base: str) -> None:
         while self._server.run(sweep_call(base, self._history)):
