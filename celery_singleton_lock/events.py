@@ -81,7 +81,8 @@ def _send_for(signal: Any, state: LeaseState) -> None:
 def _send_event(state: LeaseState, reason: str) -> None:
     request = state.request
     with state.task.app.events.default_dispatcher(hostname=request.node) as dispatcher:  # as `Task.send_event` does
-        dispatcher.send("task-singleton-lost", uuid=request.task_id, key=request.lock, reason=reason)
+        fields = {"uuid": request.task_id, "name": state.task.name, "key": request.lock, "reason": reason}
+        dispatcher.send("task-singleton-lost", **fields)
 
 
 def _log(state: LeaseState, text: str, *more: object) -> None:

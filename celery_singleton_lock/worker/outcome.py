@@ -157,9 +157,11 @@ def _skip(task: Any, request: Any, decision: SkipRun, key: str, holder: Holder |
     revoke_successors(task, request)
     task.backend.mark_as_done(request.id, decision.result, request, not ignores_result(task, request))
     if delivery_of(request).events:
-        more = {"pending": decision.pending} if decision.pending else {}
+        fields = {"name": task.name, "key": key, "holder": holder and holder.as_dict()}
+        if decision.pending:
+            fields["pending"] = decision.pending
         try:
-            task.send_event("task-singleton-skipped", key=key, holder=holder and holder.as_dict(), **more)
+            task.send_event("task-singleton-skipped", **fields)
         except Exception as failure:  # the task is stored as done, so it must not fail now
             log.warning("could send no event: %s", failure)
     raise Ignore("skipped as a duplicate")

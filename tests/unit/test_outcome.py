@@ -222,7 +222,7 @@ def test_superseded(
     assert ("SUCCESS", None) == (app.AsyncResult("older").state, app.AsyncResult("older").result)
     assert [] == sent, "it was sent when the message joined the line"
     key = task.lock_key_for()
-    assert [{"key": key, "holder": None, **({"pending": pending} if pending else {})}] == events
+    assert [{"name": "x", "key": key, "holder": None, **({"pending": pending} if pending else {})}] == events
     (record,) = caplog.records
     by = "task newer" if pending else "a newer message"
     assert f"Task x[older] skipped, as {by} took its place in line; key {key}" == record.getMessage()
