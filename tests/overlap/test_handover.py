@@ -60,20 +60,21 @@ def test_late_acknowledgement(env: WorkerEnvironment, broker: Monitor, fresh_wor
     assert 3 == let_go(env, broker, queue, waiting)
 
 
-def test_other_messages_have_their_turn(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
-    """While other messages wait in the worker for a process, the next one in line goes behind them, into the queue."""
-    node = fresh_worker(WorkerSpec("prefork", 2))
-    queue, busy, tag = str(node.worker_queue), env.other_tag("busy"), env.other_tag("plain")
+def test_busy_worker(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """While other messages wait in the worker for a process, the next one in line is published: another worker may be free."""
+    node, other = fresh_worker(WorkerSpec("prefork", 2)), fresh_worker(WorkerSpec("prefork", 2))
+    queue, tags = str(node.worker_queue), [env.other_tag(letter) for letter in "abc"]
     env.hold("wait_long", queue=queue)
     (waiting,) = enqueue(env, "wait_long", 1, queue=queue)
-    env.hold("plain", busy, queue=queue)
-    others = [env.job("plain").apply_async((tag,), queue=queue) for _ in range(2)]
-    node.wait_for_lines("received", others[-1].id)
+    env.hold("plain", tags[0], queue=queue)
+    for tag in tags[1:]:
+        blocking = env.job("plain").apply_async((tag, "hold"), queue=queue)
+        node.wait_for_lines("received", blocking.id)
+    env.app.control.add_consumer(queue, destination=[other.hostname()], reply=True)
     env.let_go()
     assert "done" == env.get(waiting)
-    (last,) = [start["at"] for start in env.starts() if start["id"] == waiting.id]
-    assert 2 == len([start for start in env.starts(tag) if start["at"] < last])
-    env.let_go(busy)
+    assert other.wait_for_lines("succeeded", waiting.id)
+    env.let_all_go()
 
 
 def test_queue_of_another_worker(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
