@@ -22,6 +22,7 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
+from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 
@@ -65,6 +66,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 "singleton_lock_url='memory://' locks nothing under prefork, where each child has its own memory: "
                 "use another pool, or the URL of a Redis server"
             )
+        # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
+        self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
         self._options = {task.name: options_of(task) for task in singleton_tasks(parent.app)}
         refuse_different_limits(self._options)
 
@@ -73,6 +76,19 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._check_visibility_timeout(parent.app.conf)
         _check_store(context_of(parent.app))
         self._register_tasks(context_of(parent.app))
+
+    def register_with_event_loop(self, parent: Any, hub: Any) -> None:
+        """Called by Celery when the consumer's loop begins, or begins anew."""
+        if self._handover:
+            self._handover.listen(parent.consumer, hub)
+
+    def stop(self, parent: Any) -> None:
+        """Called when a worker stops, before its pool does: bodies go on, and what follows them is for other workers."""
+        if self._handover:
+            self._handover.close(parent.hub)
+            self._handover = None
+
+    terminate = stop
 
     def _register_tasks(self, context: ProcessContext) -> None:
         """Add the names of tasks and groups to those that the store knows, as soon as it can be reached."""

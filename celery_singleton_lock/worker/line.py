@@ -15,7 +15,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
@@ -48,8 +48,13 @@ from celery_singleton_lock.worker.republish import (
     signature_of,
 )
 
+if TYPE_CHECKING:
+    from celery_singleton_lock.worker.handover import HandOver
+
 _json: Any = json  # untyped in Kombu
 
+#: Attribute of an app: its `HandOver`, which processes of a pool inherit.
+HAND_OVER = "_celery_singleton_lock_handover"
 #: Longest text of a message in the line. A longer one is started by its delayed copy.
 MAX_MESSAGE = 64 * 1024
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
@@ -233,21 +238,29 @@ def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> Non
 
 
 def publish_next(task: Any, task_id: str, message: str) -> None:
-    """Publish the message of the next in line, if there is one. If that fails, a delayed copy starts it later.
+    """Publish the message of the next in line, if there is one, or hand it over to this worker's main process.
+
+    If that fails, a delayed copy starts it later.
 
     Arguments:
         task_id: whose lock was released.
         message: what the store has named.
     """
-    if not message:
+    way: HandOver | None = task.app.__dict__.get(HAND_OVER)
+    if not message or (way and way.offer(message)):
         return
     try:
-        body, queue, options = _json.loads(message)
-        declare = [task.app.amqp.queues[queue]] if queue else None
-        with task.app.producer_or_acquire() as producer:
-            producer.publish(body, declare=declare, **options)
+        publish(task.app, message)
     except Exception as error:  # of the broker, say
         about(task, task_id).warning("could not publish the next in line: %r", error)
+
+
+def publish(app: Any, message: str) -> None:
+    """Publish a message of the line, as the store has named it. An error of the broker is the caller's."""
+    body, queue, options = _json.loads(message)
+    declare = [app.amqp.queues[queue]] if queue else None
+    with app.producer_or_acquire() as producer:
+        producer.publish(body, declare=declare, **options)
 
 
 class _Recorder:

@@ -1,0 +1,121 @@
+"""Hands the next message in line from a process of a pool to the main process of its worker, which starts it without the broker.
+
+That saves a publication and a delivery between the end of a holder and the next start (docs/PERFORMANCE.md, idle time). Nothing
+depends on it: a message that is lost on this way comes with its delayed copy, as one does whose worker dies before it has begun.
+A message that this worker should not start is published, as it is in other pools, where there is no such way.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from inspect import signature
+from typing import Any
+
+from celery.worker import state as worker_state
+from kombu.message import Message
+from kombu.messaging import Producer
+from kombu.serialization import dumps
+from kombu.utils import json
+
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.worker.line import HAND_OVER, MAX_MESSAGE, publish
+
+_json: Any = json  # untyped in Kombu
+_dumps: Any = dumps
+#: What `kombu.Producer.publish` takes besides the properties of a message.
+_NO_PROPERTIES = {*signature(Producer.publish).parameters} - {"priority", "delivery_mode"}
+
+
+class _LocalMessage(Message):
+    """A message that no broker has delivered, so that none waits for its acknowledgement."""
+
+    def ack(self, multiple: bool = False) -> None: ...
+
+    def reject(self, requeue: bool = False) -> None: ...
+
+
+class HandOver:
+    """The way from the processes of a pool to their main process. It is made before the pool forks, and found by its app.
+
+    Each message is one datagram, so processes need not take turns. If the way is full or closed, it refuses a message at once.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._inlet, self._outlet = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        app.__dict__[HAND_OVER] = self
+
+    def offer(self, text: str) -> bool:
+        """Hand over a message of the line; return whether that is done. Called in processes of the pool, too."""
+        try:
+            self._inlet.send(text.encode(), socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def listen(self, consumer: Any, hub: Any) -> None:
+        """Have the event loop start what comes. It forgets that when it begins anew, after a lost connection."""
+        hub.add_reader(self._outlet.fileno(), self._receive, consumer)
+
+    def close(self, hub: Any) -> None:
+        """Refuse messages from now on, and publish those that were not received yet."""
+        self._app.__dict__.pop(HAND_OVER, None)
+        hub.remove(self._outlet.fileno())
+        self._outlet.shutdown(socket.SHUT_RD)  # for processes of the pool, too
+        while text := self._read():
+            self._publish(text)
+
+    def _read(self) -> str:
+        try:
+            return self._outlet.recv(MAX_MESSAGE, socket.MSG_DONTWAIT).decode()
+        except BlockingIOError:
+            return ""
+
+    def _receive(self, consumer: Any) -> None:
+        if not (text := self._read()):
+            return
+        try:
+            message, queue, task = _message_of(text, consumer)
+            # With acks_late the broker has to know the message, to deliver it again if the worker dies.
+            if task.acks_late or not consumer.task_consumer.consuming_from(queue) or _is_busy():
+                self._publish(text)
+            else:
+                consumer.task_consumer.on_message(message)
+        except Exception:
+            logger.exception("could not start the next in line in its holder's worker")
+            self._publish(text)  # a message that has begun after all does not run again
+
+    def _publish(self, text: str) -> None:
+        """Have another thread publish a message: the event loop must not wait for the broker."""
+        context_of(self._app).callbacks.call(partial(_publish_or_log, self._app, text))
+
+
+def _publish_or_log(app: Any, text: str) -> None:
+    try:
+        publish(app, text)
+    except Exception as error:  # of the broker, say
+        logger.warning("could not publish the next in line: %r", error)
+
+
+def _is_busy() -> bool:
+    """Tell whether messages wait in this worker for a process, whose turn it is then, or whether the worker is stopping."""
+    is_stopping = any(one not in (None, False) for one in (worker_state.should_stop, worker_state.should_terminate))
+    return is_stopping or len(worker_state.reserved_requests) > len(worker_state.active_requests)
+
+
+def _message_of(text: str, consumer: Any) -> tuple[Message, str, Any]:
+    """Return a message as a broker would deliver it, the name of its queue, and its task."""
+    body, queue, options = _json.loads(text)
+    content_type, encoding, data = _dumps(body, "json")
+    message = _LocalMessage(  # type: ignore[no-untyped-call]
+        data,
+        content_type=content_type,
+        content_encoding=encoding,
+        delivery_info={"exchange": options["exchange"], "routing_key": options["routing_key"], "redelivered": False},
+        properties={name: value for name, value in options.items() if name not in _NO_PROPERTIES},
+        headers=options["headers"],
+        accept=consumer.task_consumer.accept,
+    )
+    return message, queue or options["routing_key"], consumer.app.tasks[message.headers["task"]]
