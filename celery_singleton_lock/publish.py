@@ -77,9 +77,11 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
         result = context.store.acquire(wanted)
     except StoreError as error:
         note_failure(context, wanted, "acquire")
-        about(task, wanted.task_id, wanted.lock).warning("could not acquire %s: %s", wanted.lock, error)
+        fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
+        text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
+        about(task, wanted.task_id, wanted.lock).warning(text, error)
         send_signal(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
-        if not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise":
+        if fails:
             raise
         return None
     return result.holder if result.status is AcquireStatus.HELD else None

@@ -404,11 +404,14 @@ def test_unreachable_store(
     result = app_without_store.tasks[f"job.{name}"].delay(env.tag)
     assert result.duplicate is None
     assert 1 == messages(env, nowhere)
-    assert f"job.{name}[{result.id}] could not acquire" in caplog.text
+    assert f"job.{name}[{result.id}] could not acquire its lock, and is sent without it: " in caplog.text
 
 
-def test_unreachable_store_raises(env: WorkerEnvironment, app_without_store: Celery, nowhere: str) -> None:
+def test_unreachable_store_raises(
+    env: WorkerEnvironment, app_without_store: Celery, nowhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """With ``on_store_error="raise"``, the caller gets the error, and nothing is sent."""
     with pytest.raises(StoreUnavailable):
         app_without_store.tasks["job.publish_strict"].delay(env.tag)
     assert 0 == messages(env, nowhere)
+    assert "could not acquire its lock: " in caplog.text
