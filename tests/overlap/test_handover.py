@@ -131,7 +131,7 @@ def test_lost_connection(env: WorkerEnvironment, fresh_worker: StartWorker) -> N
             if int(one["addr"].rpartition(":")[2]) in ports
         )
     node.wait_for_lines("Connected to", count=2)
-    env.get(env.job("plain").apply_async((env.other_tag("plain"),), queue=queue))
+    node.ready()
     with Monitor(env.app.conf.broker_url) as monitor:
         assert 0 == let_go(env, monitor, queue, waiting)
 
