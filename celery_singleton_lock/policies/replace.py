@@ -46,4 +46,6 @@ class Replace(Policy):
             return Fail()
         left = self.grace - duplicate.asked
         is_over = left <= 0 and duplicate.holder.state == "running"
-        return Enqueue(1, True, stop=True, within=left + _MARGIN if left > 0 else math.inf, terminate=is_over)
+        # A message that has lost its place is no newcomer: it takes no other's place when it joins again.
+        is_newcomer = not duplicate.has_waited
+        return Enqueue(1, is_newcomer, stop=True, within=left + _MARGIN if left > 0 else math.inf, terminate=is_over)

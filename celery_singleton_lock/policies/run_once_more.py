@@ -54,4 +54,5 @@ class RunOnceMore(Policy):
         others = duplicate.waiting and not duplicate.is_waiting
         if others and (self.keep == "first" or duplicate.has_waited):
             return SkipRun(pending=duplicate.head)
-        return Enqueue(1, replace=self.keep == "latest")
+        # A message that has lost its place is no newcomer: it takes no other's place when it joins again.
+        return Enqueue(1, replace=self.keep == "latest" and not duplicate.has_waited)

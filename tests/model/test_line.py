@@ -1,4 +1,7 @@
-"""Explores the states of messages that wait in line, with the faults that the library is to survive."""
+"""Explores all states of messages that wait in line, with the faults that the library is to survive.
+
+Each world of `WORLDS` is exhausted in each run of the tests, and those of `LARGE` by `tox -e model`: no state is left then.
+"""
 
 from __future__ import annotations
 
@@ -9,141 +12,108 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Replace, RunOnceMore, Wait
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Place
-from tests.model.world import BASE, DIGEST, TTL, Step, World
+from celery_singleton_lock import Replace, RunOnceMore
+from tests.model.explore import Explored, walk
+from tests.model.promises import check
+from tests.model.world import World
 
-#: Longest way to the end without further faults, in steps.
-ENOUGH = 400
-#: How many states are looked at. The exhaustive run is for a change of the protocol: it takes minutes.
-STATES = int(os.environ.get("MODEL_STATES", "3000"))
-#: The share of it for a world with a policy of its own: there are many.
-SHARE = 1 / 6
+#: Whether large worlds are explored, too: `tox -e model`. Else each of them gets so many walks.
+EXPLORES_ALL = os.environ.get("MODEL") == "all"
+WALKS = 1000
 
+SLOW = {"delays": 2}
+WORLDS: dict[str, dict[str, Any]] = {
+    "no fault": {"once": True, "ordered": True},
+    "slow bodies and queues": {"once": True, "delays": 5},
+    "slow workers": {"delays": 2, "stops": 2},
+    "a worker dies": {"once": True, "deaths": 1, "delays": 3},
+    "a worker dies, late acknowledgement": {"deaths": 1, "late": True, "delays": 1},
+    "a child dies": {"once": True, "dead_children": 1, "delays": 3},
+    "a child dies, late acknowledgement": {"dead_children": 1, "late": True, **SLOW},
+    "the store loses its data": {"losses": 1, **SLOW},
+    "a message is delivered twice": {"twice": 1, **SLOW},
+    "a reservation": {"once": True, "reserved": True, "delays": 3},
+    "a reservation whose message is purged": {"once": True, "reserved": True, "purged": 1, "delays": 3},
+    "three at once": {"once": True, "ordered": True, "limit": 3, "messages": 6},
+    "two at once, slow bodies and queues": {"once": True, "limit": 2, "messages": 4, "delays": 3},
+    "two at once, a worker dies": {"once": True, "deaths": 1, "limit": 2, "messages": 4, "delays": 1},
+    "two at once, a worker dies, late acknowledgement": {"deaths": 1, "late": True, "limit": 2, "messages": 4},
+    "two at once, a child dies": {"once": True, "dead_children": 1, "limit": 2, "messages": 4, "delays": 1},
+    "two at once, the store loses its data": {"losses": 1, "limit": 2, "messages": 4, "delays": 1},
+    "two at once, a message is delivered twice": {"twice": 1, "limit": 2, "delays": 1},
+    "two at once, a reservation": {"once": True, "reserved": True, "limit": 2, "messages": 4, **SLOW},
+    "two at once, a reservation whose message is purged": {
+        "once": True,
+        "reserved": True,
+        "purged": 1,
+        "limit": 2,
+        "messages": 4,
+        "delays": 1,
+    },
+    "a worker dies, and the store loses its data": {"deaths": 1, "losses": 1, "late": True, "messages": 2, **SLOW},
+    "each message is delivered twice": {"twice": 3},
+    "each message is delivered twice, slow bodies and queues": {"twice": 3, "delays": 1},
+    "two messages, all faults": {"messages": 2, "twice": 2, "deaths": 1, "losses": 1},
+    "two messages, all faults, late acknowledgement": {
+        "messages": 2,
+        "twice": 1,
+        "deaths": 1,
+        "losses": 1,
+        "late": True,
+    },
+}
 #: Two deliveries of each of three messages, a holder that dies, and a loss of data.
 ALL = {"twice": 3, "deaths": 1, "losses": 1}
-WORLDS: dict[str, dict[str, Any]] = {
-    "no fault": {"steps": 0},
-    "slow workers": {"steps": 6},
-    "a worker dies": {"deaths": 1},
-    "a worker dies, late acknowledgement": {"deaths": 1, "late": True},
-    "a child dies": {"dead_children": 1},
-    "a child dies, late acknowledgement": {"dead_children": 1, "late": True},
-    "the store loses its data": {"losses": 1},
-    "a message is delivered twice": {"twice": 1, "messages": 2},
-    "a reservation": {"reserved": True},
-    "a reservation whose message is purged": {"reserved": True, "purged": 1},
-    "three at once": {"steps": 0, "limit": 3, "messages": 6},
-    "two at once, slow workers": {"steps": 6, "limit": 2, "messages": 4},
-    "two at once, a worker dies": {"deaths": 1, "limit": 2, "messages": 4},
-    "two at once, a worker dies, late acknowledgement": {"deaths": 1, "late": True, "limit": 2, "messages": 4},
-    "two at once, a child dies": {"dead_children": 1, "limit": 2, "messages": 4},
-    "two at once, the store loses its data": {"losses": 1, "limit": 2, "messages": 4},
-    "two at once, a message is delivered twice": {"twice": 1, "limit": 2},
-    "two at once, a reservation": {"reserved": True, "limit": 2, "messages": 4},
-    "two at once, a reservation whose message is purged": {"reserved": True, "purged": 1, "limit": 2, "messages": 4},
-    "a worker dies, and the store loses its data": {"deaths": 1, "losses": 1, "late": True, "messages": 2},
+LARGE: dict[str, dict[str, Any]] = {
     "all faults": ALL,
-    "all faults, late acknowledgement": {**ALL, "late": True},
     "all faults, a reservation": {**ALL, "reserved": True},
     "all faults, two at once": {**ALL, "limit": 2},
+    "all faults, late acknowledgement": {**ALL, "twice": 1, "late": True},
+    "two messages, all faults, slow bodies and queues": {**ALL, "messages": 2, "twice": 2, "delays": 2},
 }
 POLICIES = {"first": RunOnceMore(), "latest": RunOnceMore(keep="latest"), "replace": Replace(grace=math.inf)}
-WORLDS |= {
-    f"{policy}, {name}": {**WORLDS[name], "policy": POLICIES[policy]}
-    for policy in POLICIES
+for policy in POLICIES:
     for name in (
         "no fault",
-        "slow workers",
+        "slow bodies and queues",
         "a worker dies",
         "a child dies, late acknowledgement",
         "the store loses its data",
         "a reservation",
-        "all faults, late acknowledgement",
-    )
-}
+        "each message is delivered twice",
+        "two messages, all faults",
+        "two messages, all faults, late acknowledgement",
+    ):
+        options = {**WORLDS[name], "ordered": False, "once": False}
+        WORLDS[f"{policy}, {name}"] = {**options, "policy": POLICIES[policy]}
+    LARGE[f"{policy}, all faults"] = {**ALL, "policy": POLICIES[policy]}
 
 
-def check(world: World, history: list[Step]) -> None:
-    """Check what holds in every state."""
-    if not world.has_lost_data:
-        assert len(world.running()) <= max(1, world.limit), history
-
-
-def run_to_the_end(world: World, history: list[Step]) -> World:
-    """Take the steps that a system without further faults takes, and return its end."""
-    world = world.copy()
-    world.deaths = world.dead_children = world.losses = world.twice = world.purged = 0
-    for _ in range(ENOUGH):
-        if world.is_over():
-            return world
-        step = next((step for step in world.choices() if step[0] != "time"), ("time", 0))
-        world.do(step)
-        check(world, history)
-    raise AssertionError(f"never ends: {history}")
-
-
-def check_end(world: World, history: list[Step], exactly_once: bool) -> None:
-    """Check what holds once nothing is left to be done."""
-    names = {f"m{number}" for number in range(world.messages)}
-    skipped = {name for name, _ in world.skipped}
-    assert names - set(world.started) <= world.gone | skipped, f"lost {names - set(world.started)}: {history}"
-    check_skips(world, history)
-    if exactly_once:
-        assert len(world.started) == len(set(world.started)), f"ran twice {world.started}: {history}"
-    world.time += 3 * TTL
-    for number in range(max(1, world.limit)):
-        name = f"newcomer {number}"
-        newcomer = world.store.acquire(LeaseRequest(BASE, DIGEST, name, TTL, name, place=Place(), limit=world.limit))
-        assert newcomer.status is AcquireStatus.GRANTED, f"{name} has to wait: {history}"
-
-
-def check_skips(world: World, history: list[Step]) -> None:
-    """Check that no message is skipped unless another one runs in its place."""
-    if isinstance(world.policy, Wait):
-        assert () == world.skipped, history
-    elif world.policy == RunOnceMore():
-        starts = [before for _, before in world.skipped]
-        assert max(starts, default=-1) < len(world.started) or world.gone, f"nobody ran after a skip: {history}"
-    elif not world.has_lost_data:
-        assert {world.latest} <= {"", *world.started, *world.gone}, f"the last one did not run: {history}"
-
-
-def check_order(world: World, history: list[Step]) -> None:
-    """Check that messages that wait start before newcomers, in the order of joining, N of them at once in any order."""
-    assert () == world.overtaking, history
-    order = [name for name in world.started if name in world.joined]
-    joined = [name for name in dict.fromkeys(world.joined) if name in order]
-    for number, name in enumerate(order):
-        overtaken = [one for one in joined[: joined.index(name)] if one in order[number:]]
-        assert len(overtaken) < max(1, world.limit), f"{order} instead of {joined}: {history}"
+def explore(options: dict[str, Any]) -> Explored:
+    """Explore a world, and check all that it promises."""
+    explored = Explored(World(**options), check)
+    explored.check_that_all_ends()
+    return explored
 
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_every_state(name: str) -> None:
-    """From each state that the explored orders of steps reach: one body at a time; nothing lost; nobody waits for ever."""
-    options = WORLDS[name]
-    most = STATES * (SHARE if "policy" in options else 1)
+    """In every state: one body at a time; nothing is lost; nobody waits for ever."""
+    print(f"{name}: {len(explore(WORLDS[name]).seen)} states")
+
+
+@pytest.mark.skipif(not EXPLORES_ALL, reason="explored by `tox -e model`")
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", LARGE)
+def test_every_state_of_a_large_world(name: str) -> None:
+    """The same with all faults."""
+    print(f"{name}: {len(explore(LARGE[name]).seen)} states")
+
+
+@pytest.mark.skipif(EXPLORES_ALL, reason="explored")
+@pytest.mark.parametrize("name", LARGE)
+def test_walks_through_a_large_world(name: str) -> None:
+    """The same in the states that orders at random reach."""
     generator = random.Random(name)
-    first = World(**options)
-    seen = {first.key()}
-    states: list[tuple[World, list[Step]]] = [(first, [])]
-    while states and len(seen) < most:
-        # A state at random: with a bound on the number of states, long orders are looked at too.
-        place = generator.randrange(len(states))
-        states[place], states[-1] = states[-1], states[place]
-        world, history = states.pop()
-        for step in list(world.choices()):
-            following = world.copy()
-            following.do(step)
-            if (key := following.key()) in seen:
-                continue
-            seen.add(key)
-            path = [*history, step]
-            check(following, path)
-            end = run_to_the_end(following, path)
-            exactly_once = not ({"twice", "late", "losses"} & set(options))
-            check_end(end, path, exactly_once)
-            if options.get("steps") == 0:
-                check_order(end, path)
-            states.append((following, path))
+    for _ in range(WALKS):
+        walk(World(**LARGE[name]), check, generator)

@@ -57,11 +57,10 @@ def test_wait() -> None:
 
 @pytest.mark.parametrize("keep", ["first", "latest"])
 def test_run_once_more(keep: str) -> None:
-    """One message waits; a message that waits goes on; a task's own retry is postponed."""
+    """One message waits; a message that waits goes on, and takes no newer one's place; a task's own retry is postponed."""
     policy = RunOnceMore(keep)
-    enqueue = Enqueue(1, replace=keep == "latest")
-    assert enqueue == policy.decide(Duplicate(HOLDER))
-    assert enqueue == policy.decide(Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True))
+    assert Enqueue(1, replace=keep == "latest") == policy.decide(Duplicate(HOLDER))
+    assert Enqueue(1) == policy.decide(Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True))
     assert isinstance(policy.decide(Duplicate(HOLDER, own_retry=True)), RunLater)
 
 
