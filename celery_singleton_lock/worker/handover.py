@@ -66,6 +66,8 @@ class HandOver:
         self._outlet.shutdown(socket.SHUT_RD)  # for processes of the pool, too
         while text := self._read():
             self._publish(text)
+        self._inlet.close()
+        self._outlet.close()
 
     def _read(self) -> str:
         try:
