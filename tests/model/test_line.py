@@ -25,6 +25,8 @@ SLOW = {"delays": 2}
 WORLDS: dict[str, dict[str, Any]] = {
     "no fault": {"once": True, "ordered": True},
     "slow bodies and queues": {"once": True, "delays": 5},
+    # Not with `RunOnceMore(keep="latest")` and `Replace()`: a worker may stop for a TTL between publishing a copy and joining the
+    # line. If it joins at the moment when the message, published by that copy, leaves, then that message does not run.
     "slow workers": {"delays": 2, "stops": 2},
     "a worker dies": {"once": True, "deaths": 1, "delays": 3},
     "a worker dies, late acknowledgement": {"deaths": 1, "late": True, "delays": 1},
@@ -69,7 +71,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "all faults, a reservation": {**ALL, "reserved": True},
     "all faults, two at once": {**ALL, "limit": 2},
     "all faults, late acknowledgement": {**ALL, "twice": 1, "late": True},
-    "two messages, all faults, slow bodies and queues": {**ALL, "messages": 2, "twice": 2, "delays": 2},
+    "two messages, all faults, slow bodies and queues": {**ALL, "messages": 2, "twice": 2, "delays": 1},
 }
 POLICIES = {"first": RunOnceMore(), "latest": RunOnceMore(keep="latest"), "replace": Replace(grace=math.inf)}
 for policy in POLICIES:
@@ -86,7 +88,7 @@ for policy in POLICIES:
     ):
         options = {**WORLDS[name], "ordered": False, "once": False}
         WORLDS[f"{policy}, {name}"] = {**options, "policy": POLICIES[policy]}
-    LARGE[f"{policy}, all faults"] = {**ALL, "policy": POLICIES[policy]}
+    LARGE[f"{policy}, all faults"] = {**ALL, "twice": 1, "policy": POLICIES[policy]}
 
 
 def explore(options: dict[str, Any]) -> Explored:

@@ -126,7 +126,7 @@ class World:
     deliveries: tuple[Delivery, ...] = ()
     started: frozenset[str] = frozenset()
     joined: tuple[str, ...] = ()  # messages that have not started, in the order of joining, if it counts
-    unanswered: bool = False  # a newcomer was skipped, and no message has started since
+    unanswered: bool = False  # a message was skipped that never started, and none has started since
     latest: str = ""  # the message that took the place of others last
     gone: frozenset[str] = frozenset()  # messages that died with their worker, acknowledged before, or that were purged
     has_lost_data: bool = False
@@ -369,7 +369,7 @@ class World:
     def _note_skip(self, message: Message) -> None:
         if isinstance(self.policy, Wait):
             self.error = f"{message.id} was skipped"
-        self.unanswered = self.unanswered or not message.redelivered  # else a run since its first delivery does
+        self.unanswered = self.unanswered or message.id not in self.started
 
     def _leave(self, place: int) -> None:
         delivery = self.deliveries[place]
