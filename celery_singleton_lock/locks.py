@@ -48,6 +48,7 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
 
 def tasks(app: Any) -> Sequence[str]:
     """Return the names of the tasks and groups that workers have had since the store has its data."""
+    _records(app)
     return sorted(set(_groups(app).values()))
 
 
@@ -59,7 +60,7 @@ def show(app: Any, key: str) -> Sequence[Lock]:
     if ":lock:" not in key:
         task_id = _given(key)
         return [lock for lock in list(app) if lock.holder.task_id == task_id]
-    base, signature = _parts(app, key)
+    base, signature = _checked(app, key)
     reader, store = _reader(app), context_of(app).store
     keys = [key, *reader.slots(base, signature)] if key.endswith(signature) else [key]
     holds, recorded = [], {}
@@ -116,7 +117,7 @@ def history(app: Any, task: str) -> Sequence[Run]:
     """Return the last runs of a task, or under one key, the newest first: of `singleton_lock_history` of them for each task."""
     records = _records(app)
     key = task if "}:lock:" in task else ""
-    base = _parts(app, key)[0] if key else _base(app, *_names(app, _given(task)))
+    base = _checked(app, key)[0] if key else _base(app, *_names(app, _given(task)))
     records.sweep(base)
     return [run for run in records.history(base) if not key or f"{run.key}:".startswith(f"{key}:")]
 
@@ -169,7 +170,7 @@ def release(
 
     Returns what became of it; if nobody held it, also what else keeps a task with this key from starting.
     """
-    base, _ = _parts(app, key)
+    base, _ = _checked(app, key)
     found = context_of(app).store.holder(key)
     if found is None:
         return Release("free", key, others=show(app, key))
@@ -181,7 +182,7 @@ def release(
 
 def release_all(
     app: Any, task: str = "", node: str = "", force: bool = False, dry_run: bool = False, timeout: float = 1.0
-) -> Iterator[Release]:
+) -> Sequence[Release]:
     """Do as `release` with each lock of a task or group, or of a worker node; each node is asked once.
 
     Raises:
@@ -191,9 +192,9 @@ def release_all(
         raise ConfigurationError("name a task or a worker node")
     # All are found before their nodes are asked: a node does not know a task that starts after its answer.
     found = [lock for lock in list(app, task, node) if not lock.holder.is_operators_hold]
-    for lock, answer in zip(found, answers_of(app, [lock.holder for lock in found], timeout), strict=True):
-        asked = Release("", lock.key, lock.holder, answer)
-        yield revoke(context_of(app).store, _parts(app, lock.key)[0], asked, force, dry_run)
+    answers, store = answers_of(app, [lock.holder for lock in found], timeout), context_of(app).store
+    asked = [Release("", lock.key, lock.holder, answer) for lock, answer in zip(found, answers, strict=True)]
+    return [revoke(store, _parts(app, one.key)[0], one, force, dry_run) for one in asked]
 
 
 def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
@@ -210,9 +211,7 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
     if not 0 < seconds <= LONGEST:
         raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
     base, name = _held(app, key, task)
-    if (owner := task_of(base)) not in tasks(app):
-        if task:
-            raise ConfigurationError(f"no worker has registered a task or lock group {task!r} in this store")
+    if (owner := task_of(base)) not in _groups(app).values():
         _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the hold
     _reader(app).hold(base, name, seconds)
     return f"{base}:lock:{name}"
@@ -222,7 +221,7 @@ def unhold(app: Any, key: str = "", task: str = "") -> bool:
     """End a hold of an operator; return whether there was one.
 
     Raises:
-        ConfigurationError: neither or both of key and task are given.
+        ConfigurationError: neither or both of key and task are given, or no worker has registered the task.
     """
     return _reader(app).unhold(*_held(app, key, task))
 
@@ -230,7 +229,12 @@ def unhold(app: Any, key: str = "", task: str = "") -> bool:
 def _held(app: Any, key: str, task: str) -> tuple[str, str]:
     if bool(key) is bool(task):
         raise ConfigurationError("name either the key of a lock or a task")
-    return _parts(app, key) if key else (_base(app, *_names(app, task)), WHOLE_TASK)
+    if key:
+        return _checked(app, key)
+    (name,) = _names(app, task)
+    if name not in _groups(app).values():
+        raise ConfigurationError(f"no worker has registered a task or lock group {task!r} in this store")
+    return _base(app, name), WHOLE_TASK
 
 
 def _records(app: Any) -> RecordStore:
@@ -254,7 +258,7 @@ def _names(app: Any, task: str) -> Sequence[str]:
     """Return this name of a task or group, or all names if it is empty."""
     groups = _groups(app)
     if not task:
-        return tasks(app)
+        return sorted(set(groups.values()))
     if groups.get(task, task) != task and task not in groups.values():
         raise ConfigurationError(f"task {task!r} has its locks in a lock group: name {groups[task]!r} instead")
     return [task]
@@ -272,6 +276,13 @@ def _tasks_key(app: Any) -> str:
 def _base(app: Any, name: str) -> str:
     """Return what all keys of a task or group begin with."""
     return f"{context_of(app).settings.prefix}:{{{escaped(name)}}}"
+
+
+def _checked(app: Any, key: str) -> tuple[str, str]:
+    """Return the parts of a key, unless its task has its locks in a lock group."""
+    parts = _parts(app, key)
+    _names(app, task_of(parts[0]))
+    return parts
 
 
 def _parts(app: Any, key: str) -> tuple[str, str]:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import Duration, time_text
-from celery_singleton_lock.cli.group import as_json, flag, node_option, option, singleton, task_option, warn_if_unknown
+from celery_singleton_lock.cli.group import (
+    as_json,
+    flag,
+    keeps_records,
+    node_option,
+    option,
+    singleton,
+    task_option,
+    warn_if_unknown,
+)
 from celery_singleton_lock.cli.output import print_json
 from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.revoking import Release
@@ -32,9 +42,9 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
     if bool(key) is bool(node or task):
         raise click.UsageError("name either the KEY of a lock, or --node or --task")
     if key:
-        done = [locks.release(obj.app, key, force, dry_run)]
+        done: Sequence[Release] = [locks.release(obj.app, key, force, dry_run)]
     else:
-        done = list(locks.release_all(obj.app, task, node, force, dry_run))
+        done = locks.release_all(obj.app, task, node, force, dry_run)
         warn_if_unknown(obj.app, task)
     if as_json:
         print_json(done[0].as_dict() if key else [one.as_dict() for one in done])
@@ -43,7 +53,7 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
     raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
 
 
-def _tell(key: str, done: list[Release]) -> None:
+def _tell(key: str, done: Sequence[Release]) -> None:
     for one in done:
         click.echo(one if key else f"{one.key} {one}")
         for lock in one.others:
@@ -68,13 +78,16 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
     """
     _refuse_both(key, task)
     held = locks.hold(obj.app, seconds, key, task)
-    found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
-    running = sum(lock.holder.state == "running" for lock in found)
+    running: int | None = None
+    if key or keeps_records(obj.app):
+        found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
+        running = sum(lock.holder.state == "running" for lock in found)
+    count = "not known" if running is None else running
     if as_json:
         name = task or task_of(held.rpartition(":lock:")[0])
         return print_json({"key": held, "task": name, "seconds": seconds, "running": running})
     until = time_text(time.time() + seconds)
-    click.echo(f"{task or held} is held for {duration_text(seconds)}, until {until}; bodies that still run: {running}")
+    click.echo(f"{task or held} is held for {duration_text(seconds)}, until {until}; bodies that still run: {count}")
 
 
 @singleton.command()
@@ -90,6 +103,9 @@ def unhold(obj: Any, /, key: str, task: str, as_json: bool) -> None:
         print_json({"key": key, "task": task, "ended": ended})
     else:
         click.echo(f"{task or key} is not held any more" if ended else f"{task or key} was not held by an operator")
+        for lock in locks.show(obj.app, key) if key and not ended else ():
+            if lock.holder.is_operators_hold:
+                click.echo(f"but its whole task is: {lock.key}")
     raise click.exceptions.Exit(0 if ended else 1)
 
 

@@ -13,6 +13,7 @@ import click
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.verdict import UNKNOWN
 
@@ -101,6 +102,11 @@ SORTS: dict[str, Callable[[Any], Any]] = {
 def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> list[Any]:
     """Return the locks that the options of `lock_filters` choose."""
     return sorted(locks.list(app, task, node, min_age), key=SORTS[sort])
+
+
+def keeps_records(app: Any) -> bool:
+    """Tell whether the app's settings say that records are kept."""
+    return bool(context_of(app).settings.stats)
 
 
 def warn_if_unknown(app: Any, task: str) -> None:

@@ -404,7 +404,9 @@ def test_release_all_of_a_task(env: WorkerEnvironment, celery: Run) -> None:
         f"refused: {env.worker.hostname()} runs this task; held by task {running.id}"
     )
     assert {env.key("raise_object"), silent} == {lock.key for lock in locks.list(env.app, "job.raise_object")}
-    assert 0 == celery(*words, "--node", "gone@local", "--force").returncode
+    locks.release_all(env.app, node="nobody", task="job.raise_object", force=True)
+    locks.release_all(env.app, node="gone@local", task="job.raise_object", force=True)
+    assert [env.key("raise_object")] == [lock.key for lock in locks.list(env.app, "job.raise_object")]
     assert (0, "no locks\n") == ((none := celery(*words, "--node", "gone@local")).returncode, none.stdout)
 
 
@@ -428,6 +430,9 @@ def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
             found["AGE"],
             found["TTL"],
         )
+        unheld = celery("singleton", "unhold", key)
+        whole = key.rpartition(":")[0] + ":*"
+        assert f"{key} was not held by an operator\nbut its whole task is: {whole}\n" == unheld.stdout
         free = celery("singleton", "release", key)
         assert (1, True) == (
             free.returncode,
@@ -737,6 +742,11 @@ def test_lock_without_a_record(env: WorkerEnvironment) -> None:
     assert quick("hold", key, "--for", "1m").output.endswith("; bodies that still run: 1\n")
     assert 0 == quick("unhold", key).exit_code
     assert 0 == quick("release", f"{key}:1", "--force").exit_code
+    held = quick("hold", "--task", "job.skip", "--for", "1m")
+    try:
+        assert (0, True) == (held.exit_code, held.output.endswith("; bodies that still run: not known\n")), held.output
+    finally:
+        assert 0 == quick("unhold", "--task", "job.skip").exit_code
 
 
 @one_pool
@@ -765,6 +775,10 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
         "task 'group.bill' has its locks in a lock group: name 'customers'" in done.output,
     )
     assert 1 == len(done.output.splitlines())
+    if "KEY" in COMMANDS.get(verb, ()):
+        key = env.key().replace("{job.skip}", "{group.bill}")
+        by_key = quick(verb, *[key if word == "KEY" else word for word in COMMANDS[verb]])
+        assert (3, True) == (by_key.exit_code, "name 'customers' instead" in by_key.output)
 
 
 @one_pool
@@ -775,11 +789,10 @@ def test_unregistered_task(env: WorkerEnvironment, own_store: RedisServer, quick
     RedisStore(connector(store, {}), history=100).acquire(wanted)
     assert "no locks\n" == quick("list", store=store).output
     assert wanted.lock in quick("list", "--task", "job.skip", store=store).output
-    refused = quick("hold", "--task", "job.skip", "--for", "1m", store=store)
-    assert (3, True) == (
-        refused.exit_code,
-        "no worker has registered a task or lock group 'job.skip'" in refused.output,
-    )
+    for words in (["hold", "--for", "1m"], ["unhold"]):
+        refused = quick(*words, "--task", "job.skip", store=store)
+        assert 3 == refused.exit_code
+        assert "no worker has registered a task or lock group 'job.skip'" in refused.output
     quick("hold", env.key(), "--for", "1m", store=store)
     listed = json.loads(quick("list", "--json", store=store).output)
     assert {(env.key(), "held"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}

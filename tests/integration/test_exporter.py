@@ -388,6 +388,11 @@ def test_errors_are_one_line(own_store: RedisServer, tmp_path: Path) -> None:
         (exporter_that_fails(tmp_path, url, app=without), 1, 'install the extra: "celery_singleton_lock[prometheus]"'),
         (exporter_that_fails(tmp_path, None), 3, "Error: no store for locks: "),
         (exporter_that_fails(tmp_path, "memory://"), 3, "memory://"),
+        (
+            exporter_that_fails(tmp_path, url, app="app.conf.singleton_lock_stats = False\n"),
+            3,
+            "no records of locks are kept",
+        ),
         (exporter_that_fails(tmp_path, url, "--listen", taken), 1, f"Error: cannot listen on {taken}: "),
     ]:
         assert (code, "") == (done.returncode, done.stdout)
