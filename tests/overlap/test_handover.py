@@ -18,6 +18,17 @@ from tests.servers import until
 StartWorker = Callable[..., LocalWorkerNode]
 
 
+def lose_connections(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
+    """Have the broker close all connections of a worker's main process."""
+    main = psutil.Process(node.container.process.pid)
+    ports = [one.laddr.port for one in main.net_connections("tcp")]
+    with redis.Redis.from_url(env.app.conf.broker_url) as client:
+        lost = [one["id"] for one in client.client_list() if int(one["addr"].rpartition(":")[2]) in ports]
+        assert lost
+        for connection in lost:
+            client.client_kill_filter(_id=connection)
+
+
 @pytest.fixture
 def broker(env: WorkerEnvironment) -> Iterator[Monitor]:
     """Yield what clients send to the broker."""
@@ -122,14 +133,7 @@ def test_lost_connection(env: WorkerEnvironment, fresh_worker: StartWorker) -> N
     queue = str(node.worker_queue)
     env.hold("wait_long", queue=queue)
     waiting = enqueue(env, "wait_long", 3, queue=queue)
-    main = psutil.Process(node.container.process.pid)
-    ports = [one.laddr.port for one in main.net_connections("tcp")]
-    with redis.Redis.from_url(env.app.conf.broker_url) as client:
-        assert sum(
-            client.client_kill_filter(_id=one["id"])
-            for one in client.client_list()
-            if int(one["addr"].rpartition(":")[2]) in ports
-        )
+    lose_connections(env, node)
     node.wait_for_lines("Connected to", count=2)
     node.ready()
     with Monitor(env.app.conf.broker_url) as monitor:
