@@ -267,14 +267,16 @@ def test_store_that_lost_its_data(env: WorkerEnvironment) -> None:
 
 
 def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
-    """If the next message cannot be published, the message's copy starts it later."""
-    first = env.hold("wait")
-    (waiting,) = enqueue(env, "wait", 1)
+    """If the next message cannot be published, as `acks_late` needs, the message's copy starts it later."""
+    first = env.hold("wait_late")
+    (waiting,) = enqueue(env, "wait_late", 1)
     env.allow_publishing(False)
     env.let_go()
     env.get(first)
-    env.worker.wait_for_lines("could not publish the next in line")
-    env.allow_publishing(True)
+    try:
+        env.worker.wait_for_lines("could not publish the next in line")
+    finally:
+        env.allow_publishing(True)
     assert "done" == env.get(waiting, 40)
 
 
