@@ -1,8 +1,8 @@
 """Hands the next message in line from a process of a pool to the main process of its worker, which starts it without the broker.
 
 That saves a publication and a delivery between the end of a holder and the next start (docs/PERFORMANCE.md, idle time). Nothing
-depends on it: a message that is lost on this way comes with its delayed copy, as one does whose worker dies before it has begun.
-A message that this worker should not start is published, as it is in other pools, where there is no such way.
+depends on it: a message that is lost here comes with its delayed copy, as one does whose worker dies before it has begun.
+A message that this worker should not start is published, as it is in other pools, where there is no such channel.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class _LocalMessage(Message):
 
 
 class HandOver:
-    """The way from the processes of a pool to their main process. It is made before the pool forks, and found by its app.
+    """The channel from the processes of a pool to their main process. It is made before the pool forks, and found by its app.
 
-    Each message is one datagram, so processes need not take turns. If the way is full or closed, it refuses a message at once.
+    Each message is one datagram, so processes need not take turns. A full or closed channel refuses a message at once.
     """
 
     def __init__(self, app: Any) -> None:

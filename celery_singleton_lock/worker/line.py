@@ -246,8 +246,8 @@ def publish_next(task: Any, task_id: str, message: str) -> None:
         task_id: whose lock was released.
         message: what the store has named.
     """
-    way: HandOver | None = task.app.__dict__.get(HAND_OVER)
-    if not message or (way and way.offer(message)):
+    channel: HandOver | None = task.app.__dict__.get(HAND_OVER)
+    if not message or (channel and channel.offer(message)):
         return
     try:
         publish(task.app, message)
