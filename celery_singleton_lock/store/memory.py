@@ -64,10 +64,13 @@ class MemoryStore(Records):
         asked, record = self._ask_to_stop(wanted, place, record)
         is_reserved = record is not None and record.token == protocol.LINE_TOKEN
         is_turn = self._is_turn(wanted, place, line, record)
-        if wanted.limit and record is None and is_turn and wanted.token == protocol.LINE_TOKEN:
-            line.take_message(place.ticket, wanted.ttl)  # which keeps the place until it starts
-            return AcquireResult(AcquireStatus.GRANTED)
-        if record and is_reserved and is_turn and not (wanted.queued and record.named):
+        is_copy = wanted.token == protocol.LINE_TOKEN
+        is_turn = is_turn and not (is_copy and record and record.named)
+        if is_turn and is_copy and (record is None or is_reserved):
+            line.keep_turn(wanted, place)
+            if wanted.limit:  # it acquires no slot
+                return AcquireResult(AcquireStatus.GRANTED)
+        if record and is_reserved and is_turn:
             record = self._records.pop(lock) and None
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
@@ -118,20 +121,20 @@ class MemoryStore(Records):
 
     def _name_next(self, line: Line | None, lock: str, ttl: float) -> str:
         """Reserve a lock for the head of the line and return its message, or delete it."""
-        head = line.name_head(ttl) if line else None
+        head = line.head_to_name() if line else ""
         record = self._records.pop(lock)
-        if head is None:
+        if not (line and head):
             return ""
         self._records[lock] = replace(
             record,
             token=protocol.LINE_TOKEN,
-            task_id=head.task_id,
+            task_id=line.waiting[head].task_id,
             expires=self._clock() + ttl,
             state="queued",
             named=True,
             redelivered=False,
         )
-        return head.message
+        return line.take_message(head, ttl)
 
     def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""

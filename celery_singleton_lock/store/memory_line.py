@@ -80,12 +80,15 @@ class Line:
         return next((self.take_message(ticket, ttl) for ticket, one in first if one.message), "")
 
     def take_message(self, ticket: str, ttl: float) -> str:
-        """Return a waiting message to publish; keep its place for a TTL."""
-        one = self.waiting.get(ticket)
-        if one is None:
-            return ""
+        """Return a waiting message to publish, once; keep its place for a TTL."""
+        one = self.waiting[ticket]
         message, one.message, one.due = one.message, "", self.clock() + ttl
         return message
+
+    def keep_turn(self, wanted: LeaseRequest, place: Place) -> None:
+        """Give a message that its copy publishes a place for a TTL."""
+        due = self.clock() + wanted.ttl
+        self.waiting[place.ticket] = _Waiting(wanted.task_id, place.copy, due, "")
 
     def is_outdated(self, place: Place) -> bool:
         """Tell whether a later copy of a message that waits will come."""
@@ -105,10 +108,7 @@ class Line:
             self.waiting.pop(ticket, None)
             self.used[ticket] = (self.clock() + COPY_TTL, by)
 
-    def name_head(self, ttl: float) -> _Waiting | None:
-        """Give the first in line its turn, unless its copy is to start it."""
+    def head_to_name(self) -> str:
+        """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""
         head = self.head()
-        if head and self.waiting[head].message and not self.quiet:
-            self.waiting[head].due = self.clock() + ttl
-            return self.waiting[head]
-        return None
+        return head if head and self.waiting[head].message and not self.quiet else ""

@@ -219,7 +219,40 @@ def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: 
     first, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
     assert HELD is deliveries.acquire("b", "ticket b", 2.0)[1].status
+    assert deliveries.join("b", copy=2.0).is_waiting
     assert "message b" == deliveries.store.release(first, success=True).message
+
+
+def test_late_copies_keep_the_order(backing: Backing, deliveries: Deliveries) -> None:
+    """If all copies come late, as after an outage, the first of them has its turn until its message has started."""
+    deliveries.held()
+    for name in "abc":
+        deliveries.join(name)
+    backing.wait(41)
+    for _ in range(2):
+        assert [GRANTED, HELD, HELD] == [deliveries.copy(name, 1.5).status for name in "abc"]
+    backing.wait(19)
+    assert [HELD, HELD] == [deliveries.copy(name, 1.5).status for name in "bc"]
+    assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status
+
+
+def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None:
+    """A message that was named and has not come yet is not named again, as it would run twice."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.join("b")
+    assert "message a" == deliveries.store.release(holder, success=True).message
+    backing.wait(21)
+    assert GRANTED is deliveries.copy("b", 1.5).status
+    first, _ = deliveries.acquire("a", "ticket a", 0.5)
+    assert deliveries.join("b", copy=2.0).is_waiting
+    deliveries.join("c")
+    assert "message b" == deliveries.store.release(first, success=True).message
+    again, result = deliveries.acquire("c", "ticket c", 0.5)
+    assert result.status is GRANTED  # it was published, as after a late copy
+    assert "" == deliveries.store.release(again, success=True).message
+    assert HELD is deliveries.acquire("n")[1].status
+    assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
 def test_full_line(deliveries: Deliveries) -> None:

@@ -25,6 +25,7 @@ SLOW = {"delays": 2}
 WORLDS: dict[str, dict[str, Any]] = {
     "no fault": {"once": True, "ordered": True},
     "slow bodies and queues": {"once": True, "delays": 5},
+    "four messages, slow bodies and queues": {"once": True, "messages": 4, "delays": 3},
     # Not with `RunOnceMore(keep="latest")` and `Replace()`: a worker may stop for a TTL between publishing a copy and joining the
     # line. If it joins at the moment when the message, published by that copy, leaves, then that message does not run.
     "slow workers": {"delays": 2, "stops": 2},

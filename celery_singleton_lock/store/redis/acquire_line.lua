@@ -41,6 +41,13 @@ is_turn = is_turn and (not head or head == ticket)
 local is_here = ticket ~= '' and room == '' and ARGV[1] ~= 'queued:line'
 is_turn = is_turn or (is_here and (not owner or owner == 'queued:line'))
 --@ripe
+if is_turn and ARGV[1] == 'queued:line' then
+  -- A copy in its turn publishes its message, which has a place until it has spent its turn. Nobody else is to publish it.
+  if not redis.call('ZSCORE', line, ticket) then redis.call('ZADD', line, time[1] * 1000000 + time[2], ticket) end
+  redis.call('HSET', waiting, ticket .. ':due', now + ARGV[2], ticket .. ':copy', copy, ticket .. ':task', ARGV[3], ticket .. ':message', '')
+  redis.call('PEXPIRE', line, ARGV[2] + window)
+  redis.call('PEXPIRE', waiting, ARGV[2] + window)
+end
 --@named
 if is_turn and owner then
   redis.call('HDEL', KEYS[1], 'state', 'named')

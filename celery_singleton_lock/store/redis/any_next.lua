@@ -1,5 +1,5 @@
 -- Names the message of the head of the line, and reserves the lock for it for a time (`lasts`, in ms). The lock is deleted if nobody waits,
--- or if only a delayed copy starts the head: as its message is too long, or after a quiet time.
+-- or if only a delayed copy starts the head: as its message is too long, was named before, or after a quiet time.
 do
   local base, digest = string.match(lock, '^(.*):lock:([^:]+)')
   local line, waiting = base .. ':line:' .. digest, base .. ':waiting:' .. digest
@@ -15,7 +15,7 @@ do
   end
   if head and fields[2] ~= '' and (fields[4] or 0) + 0 <= now then
     message = fields[2]
-    redis.call('HSET', waiting, head .. ':due', now + lasts)
+    redis.call('HSET', waiting, head .. ':due', now + lasts, head .. ':message', '') -- a second publication would run again
     redis.call('HSET', lock, 'token', 'queued:line', 'state', 'queued', 'task', fields[3], 'named', 1)
     redis.call('PEXPIRE', lock, lasts)
   else
