@@ -60,5 +60,11 @@ def _shows(argument: object, key: str) -> bool:
 
 
 def about(task: Any, task_id: str, key: str = "", holder: Holder | None = None) -> TaskLog:
-    """Return the log of a message; `key`: the lock that it wants or has, `holder`: who holds that instead."""
-    return TaskLog(logger, {"task": task.name, "task_id": task_id, "key": key, "holder": holder})
+    """Return the log of a message.
+
+    Arguments:
+        task: the task, or its name.
+        key: the lock that the message wants or has.
+        holder: who holds that instead.
+    """
+    return TaskLog(logger, {"task": getattr(task, "name", task), "task_id": task_id, "key": key, "holder": holder})

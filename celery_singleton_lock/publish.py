@@ -116,4 +116,4 @@ def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
     except StoreError as error:  # it expires
         about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)
     else:
-        publish_next(task, wanted.task_id, released.message)
+        publish_next(task.app, released.message)

@@ -61,7 +61,7 @@ def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     try:
         yield Holder(wanted.task_id, wanted.node, wanted.pid, 0.0, wanted.ttl)
     finally:
-        publish_next(task, task_id, store.release(wanted, success=False).message)
+        publish_next(task.app, store.release(wanted, success=False).message)
 
 
 def assert_held(task: Any, *args: Any, **kwargs: Any) -> Holder:

@@ -79,26 +79,24 @@ class HandOver:
         if not (text := self._read()):
             return
         try:
-            message, queue, task = _message_of(text, consumer)
-            # With acks_late the broker has to know the message, to deliver it again if the worker dies.
-            if task.acks_late or not consumer.task_consumer.consuming_from(queue) or _is_busy():
-                self._publish(text)
-            else:
+            message, queue = _message_of(text, consumer)
+            if _is_for(consumer, queue, message.headers["task"]):
                 consumer.task_consumer.on_message(message)
-        except Exception:
+            else:
+                self._publish(text)
+        except Exception:  # it may have begun, so its copy, which knows that, starts it
             logger.exception("could not start the next in line in its holder's worker")
-            self._publish(text)  # a message that has begun after all does not run again
 
     def _publish(self, text: str) -> None:
         """Have another thread publish a message: the event loop must not wait for the broker."""
-        context_of(self._app).callbacks.call(partial(_publish_or_log, self._app, text))
+        context_of(self._app).callbacks.call(partial(publish, self._app, text))
 
 
-def _publish_or_log(app: Any, text: str) -> None:
-    try:
-        publish(app, text)
-    except Exception as error:  # of the broker, say
-        logger.warning("could not publish the next in line: %r", error)
+def _is_for(consumer: Any, queue: str, name: str) -> bool:
+    """Tell whether this worker may start a message of this queue and task."""
+    task = consumer.app.tasks.get(name)  # None: that of another worker, in one lock group
+    # With acks_late the broker has to know the message, to deliver it again if the worker dies.
+    return bool(task and not task.acks_late and consumer.task_consumer.consuming_from(queue) and not _is_busy())
 
 
 def _is_busy() -> bool:
@@ -107,8 +105,8 @@ def _is_busy() -> bool:
     return is_stopping or len(worker_state.reserved_requests) > len(worker_state.active_requests)
 
 
-def _message_of(text: str, consumer: Any) -> tuple[Message, str, Any]:
-    """Return a message as a broker would deliver it, the name of its queue, and its task."""
+def _message_of(text: str, consumer: Any) -> tuple[Message, str]:
+    """Return a message as a broker would deliver it, and the name of its queue."""
     body, queue, options = _json.loads(text)
     content_type, encoding, data = _dumps(body, "json")
     message = _LocalMessage(  # type: ignore[no-untyped-call]
@@ -120,4 +118,4 @@ def _message_of(text: str, consumer: Any) -> tuple[Message, str, Any]:
         headers=options["headers"],
         accept=consumer.task_consumer.accept,
     )
-    return message, queue or options["routing_key"], consumer.app.tasks[message.headers["task"]]
+    return message, queue or options["routing_key"]

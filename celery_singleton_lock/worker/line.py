@@ -234,33 +234,30 @@ def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> Non
     Raises:
         StoreError: the store is unreachable, or refused.
     """
-    publish_next(task, wanted.task_id, store.leave(wanted, ticket))
+    publish_next(task.app, store.leave(wanted, ticket))
 
 
-def publish_next(task: Any, task_id: str, message: str) -> None:
+def publish_next(app: Any, message: str) -> None:
     """Publish the message of the next in line, if there is one, or hand it over to this worker's main process.
 
-    If that fails, a delayed copy starts it later.
-
     Arguments:
-        task_id: whose lock was released.
         message: what the store has named.
     """
-    channel: HandOver | None = task.app.__dict__.get(HAND_OVER)
-    if not message or (channel and channel.offer(message)):
-        return
-    try:
-        publish(task.app, message)
-    except Exception as error:  # of the broker, say
-        about(task, task_id).warning("could not publish the next in line: %r", error)
+    channel: HandOver | None = app.__dict__.get(HAND_OVER)
+    if message and not (channel and channel.offer(message)):
+        publish(app, message)
 
 
 def publish(app: Any, message: str) -> None:
-    """Publish a message of the line, as the store has named it. An error of the broker is the caller's."""
+    """Publish a message of the line, as the store has named it. If that fails, a delayed copy starts it later."""
     body, queue, options = _json.loads(message)
     declare = [app.amqp.queues[queue]] if queue else None
-    with app.producer_or_acquire() as producer:
-        producer.publish(body, declare=declare, **options)
+    try:
+        with app.producer_or_acquire() as producer:
+            producer.publish(body, declare=declare, **options)
+    except Exception as error:  # of the broker, say
+        headers = options["headers"]
+        about(headers["task"], headers["id"]).warning("could not be published in its turn: %r", error)
 
 
 class _Recorder:

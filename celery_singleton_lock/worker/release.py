@@ -54,7 +54,7 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
     state.ended = True
     renewer.remove(state)
     hold = state.held_until if success and not state.lost else 0.0
-    publish = partial(publish_next, state.task, request.task_id)
+    publish = partial(publish_next, state.task.app)
     pending = PendingRelease(request, success, kept=kept, held_until=hold, publish=publish)
     # The start of a revoked lease has ended, too.
     state.unreleased = state.unreleased or request.max_starts is not None
@@ -78,7 +78,7 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
 
 def _publish_later(context: ProcessContext, state: LeaseState) -> Callable[[str], None]:
     """Return what has the next in line published, without delaying the thread that calls it."""
-    return lambda message: context.callbacks.call(partial(publish_next, state.task, state.request.task_id, message))
+    return lambda message: context.callbacks.call(partial(publish_next, state.task.app, message))
 
 
 def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:

@@ -130,7 +130,7 @@ class DeliveryMixin:
 
     def publish_next(self: Any, message: str) -> None:
         """Have the next in line published by another thread: the one that renews calls this."""
-        context_of(self.task.app).callbacks.call(partial(publish_next, self.task, self.id, message))
+        context_of(self.task.app).callbacks.call(partial(publish_next, self.task.app, message))
 
     def _lease_request(self: Any, pid: int) -> LeaseRequest:
         config = self._config()

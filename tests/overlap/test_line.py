@@ -274,7 +274,7 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
     env.let_go()
     env.get(first)
     try:
-        env.worker.wait_for_lines("could not publish the next in line")
+        env.worker.wait_for_lines(f"Task job.wait_late[{waiting.id}] could not be published in its turn")
     finally:
         env.allow_publishing(True)
     assert "done" == env.get(waiting, 40)

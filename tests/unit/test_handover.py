@@ -28,9 +28,9 @@ def queue() -> str:
     return next(QUEUES)
 
 
-def text_of(queue: str, number: int, size: int = 0) -> str:
+def text_of(queue: str, number: int, size: int = 0, task: str = "x") -> str:
     """Return a message as the line keeps it."""
-    headers = {"task": "x", "id": f"id-{number}", "more": "x" * size}
+    headers = {"task": task, "id": f"id-{number}", "more": "x" * size}
     options = {"exchange": "", "routing_key": queue, "headers": headers, "serializer": "json", "correlation_id": "c"}
     return json.dumps([[[number], {}, {}], None, options])
 
@@ -83,7 +83,7 @@ def test_message_as_a_broker_delivers_it(
 ) -> None:
     """The consumer gets body, headers and properties; to acknowledge or reject it has no effect."""
     found: list[Any] = []
-    publish_next(task, "id-0", text_of(queue, 1))
+    publish_next(task.app, text_of(queue, 1))
     run(found.append)
     (message,) = found
     assert ([[1], {}, {}], "x", "id-1") == (message.payload, message.headers["task"], message.headers["id"])
@@ -97,15 +97,27 @@ def test_message_as_a_broker_delivers_it(
 def test_error(
     task: Any, queue: str, run: Callable[..., None], queued: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A message that the worker cannot start is published, and the error is logged."""
+    """An error is logged. The message may have begun, so it is not published: its copy starts it, if need be."""
 
     def fail(message: Any) -> None:
         raise LookupError(message.headers["id"])
 
-    publish_next(task, "id-0", text_of(queue, 1))
+    publish_next(task.app, text_of(queue, 1))
     run(fail)
-    until(lambda: ["id-1"] == queued(), "it is published")
     assert "could not start the next in line in its holder's worker" in caplog.text
+    publish_next(task.app, text_of(queue, 2, task="y"))
+    run(fail)
+    assert ["id-2"] == until(queued, "the other one is published")
+
+
+def test_task_of_another_worker(
+    task: Any, queue: str, run: Callable[..., None], queued: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The message of a task that this worker does not have is published, as members of a lock group may be in others."""
+    publish_next(task.app, text_of(queue, 1, task="y"))
+    run(lambda message: pytest.fail("started"))
+    until(lambda: ["id-1"] == queued(), "it is published")
+    assert "" == caplog.text
 
 
 def test_full(task: Any, queue: str, way: HandOver, queued: Callable[[], list[str]]) -> None:
@@ -114,7 +126,7 @@ def test_full(task: Any, queue: str, way: HandOver, queued: Callable[[], list[st
     while way.offer(text_of(queue, handed, MAX_MESSAGE // 2)):
         handed += 1
     assert handed
-    publish_next(task, "id-0", text_of(queue, handed))
+    publish_next(task.app, text_of(queue, handed))
     assert [f"id-{handed}"] == queued()
 
 
@@ -126,11 +138,11 @@ def test_close(task: Any, queue: str, way: HandOver, hub: Hub, queued: Callable[
         signal.alarm(30)  # also if the test fails
         os.read(read, 1)
         os._exit(int(way.offer(text_of(queue, 2))))
-    publish_next(task, "id-0", text_of(queue, 1))
+    publish_next(task.app, text_of(queue, 1))
     assert [] == queued()
     way.close(hub)
     until(lambda: ["id-1"] == queued(), "it is published")
     os.write(write, b"x")
     assert 0 == os.waitpid(child, 0)[1], "refused"
-    publish_next(task, "id-0", text_of(queue, 3))
+    publish_next(task.app, text_of(queue, 3))
     assert ["id-3"] == queued()
