@@ -297,6 +297,11 @@ class Row:
         """Wait until a message of each feature has started, and return how long the last of them took."""
         return max(feature.next_start() for feature in self.features) - since
 
+    def next_after_ends(self) -> float:
+        """Wait until a message of each feature has started, and return how long that took after the end of its first holder."""
+        ends = [min(self.env.end(body)["at"] for body in feature.bodies) for feature in self.features]
+        return max(feature.next_start() - end for feature, end in zip(self.features, ends, strict=True))
+
     def go(self) -> None:
         """Let all holders end."""
         for feature in self.features:

@@ -101,8 +101,7 @@ def test_features_revoked() -> None:
 def test_features_time_limit() -> None:
     """After a hard time limit has ended the holders, what waits starts."""
     with holding(TTL, time_limit=8) as row:
-        ends = [row.env.end(body)["at"] for body in row.bodies]
-        row.env.measured("36 hard time limit: all that wait have started", COPY + 1, row.next_starts(min(ends)))
+        row.env.measured("36 hard time limit: all that wait have started", COPY + 1, row.next_after_ends())
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
