@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.config.options import LONGEST
@@ -31,8 +31,8 @@ _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)
 # -- what exists -------------------------------------------------------------------------------
 
 
-def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iterator[Lock]:
-    """Yield the locks that exist, in no order, those of operators' holds included.
+def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequence[Lock]:
+    """Return the locks that exist, in no order, those of operators' holds included.
 
     Arguments:
         task: only of this task or group.
@@ -40,10 +40,8 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Iter
         min_age: only held for at least so many seconds.
     """
     records = _records(app)
-    for name in _names(app, task):
-        for lock in records.locks(_base(app, name)):
-            if lock.exists and lock.holder.age >= min_age and node in ("", lock.holder.node):
-                yield lock
+    found = (lock for name in _names(app, task) for lock in records.locks(_base(app, name)))
+    return [one for one in found if one.exists and one.holder.age >= min_age and node in ("", one.holder.node)]
 
 
 def tasks(app: Any) -> Sequence[str]:

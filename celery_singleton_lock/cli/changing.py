@@ -83,11 +83,13 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
         found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
         running = sum(lock.holder.state == "running" for lock in found)
     count = "not known" if running is None else running
+    until = time.time() + seconds
     if as_json:
         name = task or task_of(held.rpartition(":lock:")[0])
-        return print_json({"key": held, "task": name, "seconds": seconds, "running": running})
-    until = time_text(time.time() + seconds)
-    click.echo(f"{task or held} is held for {duration_text(seconds)}, until {until}; bodies that still run: {count}")
+        return print_json({"key": held, "task": name, "seconds": seconds, "until": until, "running": running})
+    click.echo(
+        f"{task or held} is held for {duration_text(seconds)}, until {time_text(until)}; bodies that still run: {count}"
+    )
 
 
 @singleton.command()
@@ -100,7 +102,7 @@ def unhold(obj: Any, /, key: str, task: str, as_json: bool) -> None:
     _refuse_both(key, task)
     ended = locks.unhold(obj.app, key, task)
     if as_json:
-        print_json({"key": key, "task": task, "ended": ended})
+        print_json({"key": key, "task": task or task_of(key.rpartition(":lock:")[0]), "ended": ended})
     else:
         click.echo(f"{task or key} is not held any more" if ended else f"{task or key} was not held by an operator")
         for lock in locks.show(obj.app, key) if key and not ended else ():

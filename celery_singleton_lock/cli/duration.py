@@ -36,5 +36,8 @@ DURATION = Duration()
 
 
 def time_text(seconds: float) -> str:
-    """Return a time since 1970 as local time, without a blank; `-` for 0."""
-    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds") if seconds else "-"
+    """Return a time since 1970 as local time with its offset from UTC, without a blank; `-` for 0.
+
+    Local is what the app makes of it: Django sets the zone of its processes.
+    """
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="seconds") if seconds else "-"

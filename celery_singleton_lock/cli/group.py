@@ -110,6 +110,9 @@ def keeps_records(app: Any) -> bool:
 
 
 def warn_if_unknown(app: Any, task: str) -> None:
-    """Warn of a name that is probably misspelt. After a loss of data the store may lack a right one."""
-    if task and task not in locks.tasks(app):
+    """Warn of a name that is probably misspelt, or of a store that knows no names, as it has lost its data."""
+    known = locks.tasks(app)
+    if not known:
+        click.echo("Warning: no worker has registered a task in this store yet; each does so every minute", err=True)
+    elif task and task not in known:
         click.echo(f"Warning: no worker has registered a task or lock group {task!r}", err=True)

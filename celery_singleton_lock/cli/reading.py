@@ -54,8 +54,10 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
         name = "" if lock.key == key else f"{lock.key} is "
         counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}" if lock.since else ""
         click.echo(f"{name}held by {lock.holder}{counts}")
+    if not found and ":lock:" not in key:
+        warn_if_unknown(obj.app, "")
     if not (found or as_json):
-        click.echo("free" if ":lock:" in key else f"no lock is held by a task {key}")
+        click.echo("free" if ":lock:" in key else f"no lock is held by a task {key}; one that waits has none yet")
     raise click.exceptions.Exit(0 if found else 1)
 
 
@@ -78,8 +80,6 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
         print_table(("COUNTER", "VALUE"), [(name, f"{value}") for name, value in _counters(one)])
     elif found:
         print_table(STATS_HEAD, [_stats_row(one) for one in found])
-    else:
-        click.echo("no worker has registered a task")
 
 
 def _counters(one: Statistics) -> list[tuple[str, Any]]:

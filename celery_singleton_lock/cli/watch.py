@@ -31,14 +31,15 @@ def watch(obj: Any, /, every: float, as_json: bool, **filters: Any) -> None:
     """Show the locks that exist, again and again, until Ctrl-C. On a terminal, as many as fit."""
     live = not as_json and sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with suppress(KeyboardInterrupt):
-        unchecked = filters["task"]
+        is_checked = False
         if live:
             click.echo(_CLEAR, nl=False)
         while True:
             try:
                 found = chosen_locks(obj.app, **filters)
-                warn_if_unknown(obj.app, unchecked)
-                unchecked = ""
+                if not is_checked:
+                    warn_if_unknown(obj.app, filters["task"])
+                is_checked = True
                 _print(found, as_json, live)
             except StoreError as error:  # it may come back
                 click.echo(f"{time_text(time.time())}  the store of locks: {error}", err=True)

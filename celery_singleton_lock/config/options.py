@@ -121,7 +121,7 @@ class Options:
         "and returns that number")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy,
-        f"be {', '.join(map(repr, NAMED))}, a policy object or a callable that takes (task, holder)",
+        f"be {', '.join(map(repr, NAMED))}, a policy object, as Skip(), or a callable that takes (task, holder)",
         ', '.join(f'`"{name}"`' for name in NAMED) + ', a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
     lock_from: str = _row(

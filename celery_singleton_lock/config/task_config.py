@@ -135,7 +135,7 @@ def _configured(
         keys = KeyBuilder(parameters, options.unique_on, options.lock_key, options.lock_group)
         return options, keys, _limit(name, options.lock_limit, parameters)
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {name}: {error}") from error
+        raise ConfigurationError(f"task {name}: {'lock_options ' if 'lock_key' in call else ''}{error}") from error
 
 
 def _limit(task: str, limit: int | Callable[..., int], parameters: Parameters) -> Callable[..., int]:

@@ -18,8 +18,7 @@ class Replace(Policy):
 
     Arguments:
         grace: seconds after which a holder that goes on is terminated, where its pool can do that; ``math.inf`` means never.
-        max_wait: seconds after which a message that waits fails with `DuplicateTask`, give or take a `lock_ttl`; ``math.inf``
-            means never.
+        max_wait: seconds after which a message that waits fails with `DuplicateTask`; ``math.inf`` means never.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -42,10 +41,11 @@ class Replace(Policy):
             return RetryLater().decide(duplicate)
         if duplicate.waiting and duplicate.has_waited and not duplicate.is_waiting:
             return SkipRun(pending=duplicate.head)
-        if duplicate.waited >= self.max_wait:
+        left, of_grace = self.max_wait - duplicate.waited, self.grace - duplicate.asked
+        if left <= 0:
             return Fail()
-        left = self.grace - duplicate.asked
-        is_over = left <= 0 and duplicate.holder.state == "running"
+        is_over = of_grace <= 0 and duplicate.holder.state == "running"
         # A message that has lost its place is no newcomer: it takes no other's place when it joins again.
         is_newcomer = not duplicate.has_waited
-        return Enqueue(1, is_newcomer, stop=True, within=left + _MARGIN if left > 0 else math.inf, terminate=is_over)
+        within = min(left, of_grace + _MARGIN) if of_grace > 0 else left
+        return Enqueue(1, is_newcomer, stop=True, within=within, terminate=is_over)

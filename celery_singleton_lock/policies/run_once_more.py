@@ -43,6 +43,8 @@ class RunOnceMore(Policy):
             raise ConfigurationError(f"RunOnceMore: quiet={self.quiet!r} must be a number of seconds from 0 to a year")
         if self.quiet and not _is_number(self.max_quiet):
             raise ConfigurationError(f"RunOnceMore: quiet={self.quiet!r} needs a max_quiet, in seconds")
+        if self.max_quiet is not None and not self.quiet:
+            raise ConfigurationError(f"RunOnceMore: max_quiet={self.max_quiet!r} needs quiet, in seconds")
         if self.max_quiet is not None and not (_is_number(self.max_quiet) and self.quiet <= self.max_quiet <= _LONGEST):
             raise ConfigurationError(
                 f"RunOnceMore: max_quiet={self.max_quiet!r} must be a number of seconds from quiet to a year"

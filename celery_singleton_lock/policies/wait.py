@@ -14,8 +14,7 @@ class Wait(Policy):
 
     Arguments:
         max_waiting: how many messages may wait for one signature; further ones fail with `DuplicateTask`.
-        max_wait: seconds after which a message that waits fails with `DuplicateTask`, give or take a `lock_ttl`; ``math.inf``
-            means never.
+        max_wait: seconds after which a message that waits fails with `DuplicateTask`; ``math.inf`` means never.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -34,4 +33,5 @@ class Wait(Policy):
 
     def decide(self, duplicate: Duplicate) -> Decision:
         is_full = duplicate.waiting >= self.max_waiting and not duplicate.is_waiting
-        return Fail() if is_full or duplicate.waited >= self.max_wait else Enqueue(self.max_waiting)
+        left = self.max_wait - duplicate.waited
+        return Fail() if is_full or left <= 0 else Enqueue(self.max_waiting, within=left)

@@ -18,12 +18,16 @@ from kombu.messaging import Producer
 from kombu.serialization import dumps
 from kombu.utils import json
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
+from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.worker.line import HAND_OVER, MAX_MESSAGE, publish
 
 _json: Any = json  # untyped in Kombu
 _dumps: Any = dumps
+#: Seconds after which a thread publishes what the event loop has not received.
+LOOK_INTERVAL = 1.0
 #: What `kombu.Producer.publish` takes besides the properties of a message.
 _NO_PROPERTIES = {*signature(Producer.publish).parameters} - {"priority", "delivery_mode"}
 
@@ -45,6 +49,8 @@ class HandOver:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._inlet, self._outlet = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._watch = BackgroundLoop(self._look, context_of(app).events.loop_failed)
+        self._seen = ""
         app.__dict__[HAND_OVER] = self
 
     def offer(self, text: str) -> bool:
@@ -58,21 +64,34 @@ class HandOver:
     def listen(self, consumer: Any, hub: Any) -> None:
         """Have the event loop start what comes. It forgets that when it begins anew, after a lost connection."""
         hub.add_reader(self._outlet.fileno(), self._receive, consumer)
+        self._watch.wake(now() + LOOK_INTERVAL)
 
     def close(self, hub: Any) -> None:
         """Refuse messages from now on, and publish those that were not received yet."""
         self._app.__dict__.pop(HAND_OVER, None)
+        self._watch.end()
         hub.remove(self._outlet.fileno())
         self._outlet.shutdown(socket.SHUT_RD)  # for processes of the pool, too
-        while text := self._read():
-            self._publish(text)
+        self._publish_all()
         self._inlet.close()
         self._outlet.close()
 
-    def _read(self) -> str:
+    def _look(self) -> float:
+        """In a thread, publish what the event loop did not receive between two looks: it is blocked, as in a soft shutdown."""
+        if (text := self._read(socket.MSG_PEEK)) and text == self._seen:
+            self._publish_all()
+        self._seen = text
+        return now() + LOOK_INTERVAL
+
+    def _publish_all(self) -> None:
+        while text := self._read():
+            self._publish(text)
+
+    def _read(self, flags: int = 0) -> str:
+        """Return the next message, "" if there is none."""
         try:
-            return self._outlet.recv(MAX_MESSAGE, socket.MSG_DONTWAIT).decode()
-        except BlockingIOError:
+            return self._outlet.recv(MAX_MESSAGE, socket.MSG_DONTWAIT | flags).decode()
+        except OSError:  # or the channel is closed
             return ""
 
     def _receive(self, consumer: Any) -> None:

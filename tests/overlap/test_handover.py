@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 
+import celery
 import psutil
 import pytest
 import redis
@@ -15,6 +16,7 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.overlap.test_line import assert_one_at_a_time, enqueue, in_line, order
 from tests.servers import until
 
+CELERY = tuple(int(number) for number in celery.__version__.split(".")[:2])
 StartWorker = Callable[..., LocalWorkerNode]
 
 
@@ -125,6 +127,23 @@ def test_warm_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> Non
     assert ["done", "done"] == [env.get(result) for result in waiting]
     assert all(nodes[1].wait_for_lines("succeeded", result.id) for result in waiting)
     assert 0 == nodes[0].container.wait_for_end(10)
+
+
+@pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 brought soft shutdowns")
+def test_soft_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """While a soft shutdown blocks the worker's main process, another worker starts the next message at once."""
+    soft = {"worker_soft_shutdown_timeout": 40.0}
+    node, other = fresh_worker(WorkerSpec("prefork", 2, conf=soft)), fresh_worker(WorkerSpec("prefork", 2))
+    queue, long = str(node.worker_queue), env.other_tag("long")
+    env.hold("wait_long", queue=queue)
+    waiting = enqueue(env, "wait_long", 2, queue=queue)
+    env.hold("plain", long, queue=queue)
+    env.app.control.add_consumer(queue, destination=[other.hostname()], reply=True)
+    node.kill(signal.SIGQUIT)
+    node.wait_for_lines("Initiating Soft Shutdown")
+    env.let_go()
+    assert ["done", "done"] == [env.get(result, 10) for result in waiting]
+    assert other.wait_for_lines("succeeded", waiting[0].id)
 
 
 def test_lost_connection(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock import DuplicateTask, Policy, Replace, Wait
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
@@ -143,6 +144,17 @@ def test_longest_wait(env: WorkerEnvironment) -> None:
     env.let_go()
     env.get(first)
     env.finish(late.id)
+    assert [first.id] == order(env)
+
+
+@pytest.mark.parametrize("policy", [Wait(max_wait=2.0), Replace(grace=60, max_wait=2.0)], ids=repr)
+def test_longest_wait_of_a_long_lease(env: WorkerEnvironment, policy: Policy) -> None:
+    """The message fails after `max_wait`, however long the `lock_ttl` is."""
+    first = env.hold("wait_long")
+    late = env.job("wait_long").apply_async((env.tag,), lock_options={"on_duplicate": policy})
+    assert isinstance(env.error(late, 8), DuplicateTask)
+    env.let_go()
+    env.get(first)
     assert [first.id] == order(env)
 
 

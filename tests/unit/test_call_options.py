@@ -94,7 +94,7 @@ def sent(task: Any, call: Callable[[], Any]) -> Any:
         ({"on_duplicate": {"policy": "Skip", "new": 1}}, "a policy object of this library"),
         ({"on_duplicate": {"policy": "RetryLater", "delay": -1}}, "on_duplicate=.*RetryLater: delay=-1 must be"),
         ({"on_duplicate": 5}, "on_duplicate=5: .*a policy object of this library"),
-        ({"lock_key": "{custmer}"}, "lock_key='{custmer}': 'custmer' is no parameter of the task"),
+        ({"lock_key": "{custmer}"}, "lock_options lock_key='{custmer}': 'custmer' is no parameter of the task"),
         ({"lock_key": "{account.id}"}, "lock_key='{account.id}': a field must be a plain parameter name"),
         ({"lock_key": ""}, "lock_options lock_key='' must be"),
         ({"lock_key": lambda account: "x"}, "lock_key=<function.*a callable cannot travel in a message"),

@@ -36,6 +36,7 @@ def test_policies_travel(policy: Any) -> None:
         *((RunOnceMore, {"keep": value}) for value in ("last", None, 1)),
         *((RunOnceMore, {"quiet": value, "max_quiet": 5}) for value in (-1, math.nan, math.inf, True, "3", None, 6)),
         *((RunOnceMore, {"quiet": 1, "max_quiet": value}) for value in (None, 0.5, math.inf, True, "3")),
+        (RunOnceMore, {"max_quiet": 5}),
     ],
     ids=str,
 )
@@ -46,12 +47,12 @@ def test_bad_values(policy: Any, fields: dict[str, Any]) -> None:
 
 
 def test_wait() -> None:
-    """Wait enqueues, until the line is full or the message has waited too long."""
+    """Wait enqueues, until the line is full or the message has waited too long; it is asked again at that time."""
     policy = Wait(max_waiting=2, max_wait=60.0)
-    assert Enqueue(2) == policy.decide(Duplicate(HOLDER))
-    assert Enqueue(2) == policy.decide(Duplicate(HOLDER, waiting=1))
+    assert Enqueue(2, within=60.0) == policy.decide(Duplicate(HOLDER))
+    assert Enqueue(2, within=60.0) == policy.decide(Duplicate(HOLDER, waiting=1))
     assert Fail() == policy.decide(Duplicate(HOLDER, waiting=2))
-    assert Enqueue(2) == policy.decide(Duplicate(HOLDER, waiting=2, is_waiting=True, waited=59.0))
+    assert Enqueue(2, within=1.0) == policy.decide(Duplicate(HOLDER, waiting=2, is_waiting=True, waited=59.0))
     assert Fail() == policy.decide(Duplicate(HOLDER, waiting=2, is_waiting=True, waited=60.0))
 
 

@@ -51,7 +51,7 @@ def test_bad_values(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("asked", "within", "terminate"),
-    [(0.0, 10.1, False), (4.0, 6.1, False), (9.9, 0.2, False), (10.0, math.inf, True), (99.0, math.inf, True)],
+    [(0.0, 10.1, False), (4.0, 6.1, False), (9.9, 0.2, False), (10.0, 3600.0, True), (99.0, 3600.0, True)],
 )
 def test_grace(asked: float, within: float, terminate: bool) -> None:
     """The holder is asked to stop; the message comes back when the time of grace is over, and has it terminated."""
@@ -65,8 +65,8 @@ def test_who_is_terminated() -> None:
     """Only a body that runs is terminated: not a message that waits, nor a hold, nor with an endless time of grace."""
     for state in ("queued", "held"):
         duplicate = Duplicate(Holder("id-1", state=state), asked=20.0)
-        assert Enqueue(1, True, stop=True) == Replace().decide(duplicate)
-    endless = Replace(grace=math.inf).decide(Duplicate(HOLDER, asked=1e6))
+        assert Enqueue(1, True, stop=True, within=3600.0) == Replace().decide(duplicate)
+    endless = Replace(grace=math.inf, max_wait=math.inf).decide(Duplicate(HOLDER, asked=1e6))
     assert Enqueue(1, True, stop=True) == endless
 
 
@@ -74,13 +74,15 @@ def test_others_in_line() -> None:
     """A newcomer takes the place of a message that waits; one that lost its place does not win it back."""
     assert isinstance(Replace().decide(Duplicate(HOLDER, waiting=1, head="other")), Enqueue)
     goes_on = Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True)
-    assert Enqueue(1, stop=True) == Replace(grace=math.inf).decide(goes_on)
+    assert Enqueue(1, stop=True, within=3600.0) == Replace(grace=math.inf).decide(goes_on)
     assert SkipRun(pending="newer") == Replace().decide(Duplicate(HOLDER, waiting=1, head="newer", has_waited=True))
 
 
 def test_longest_wait_and_own_retry() -> None:
     """A message fails after `max_wait`; a task's own retry is postponed, and replaces nobody."""
     assert Fail() == Replace(max_wait=60).decide(Duplicate(HOLDER, waited=60.0))
+    almost = Replace(max_wait=60).decide(Duplicate(HOLDER, waited=59.0))
+    assert isinstance(almost, Enqueue) and almost.within == 1.0
     assert isinstance(Replace().decide(Duplicate(HOLDER, own_retry=True)), RunLater)
 
 

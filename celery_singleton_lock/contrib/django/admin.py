@@ -95,13 +95,14 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         app, task = current_app._get_current_object(), request.GET.get("task", "")
         read = self._ask(request, lambda: (locks.stats(app, task), locks.history(app, task) if task else ()))
         found, runs = read or ((), ())
+        counters = found[0].counters.items() if task and found else ()
         return self._page(
             request,
             "statistics",
             task or "Statistics",
             task=task,
             rows=[sums_of(one) for one in found],
-            counters=sorted(found[0].counters.items()) if task and found else [],
+            counters=sorted(one for one in counters if not one[0].startswith("last_")),  # these are times, in `rows`
             runs=[row_of_run(run) for run in runs],
         )
 
