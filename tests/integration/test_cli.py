@@ -499,7 +499,11 @@ class Watcher:
             directory, "singleton", "watch", "--every", "0.2", *words, **{**servers_of(env), **servers}, TERM=term
         )
         self._end, write = pty.openpty() if term else os.pipe()
-        self.process = subprocess.Popen(line, cwd=directory, env=variables, stdout=write, stderr=subprocess.STDOUT)
+        # A shell has its background jobs, and so the tests, ignore Ctrl-C.
+        heeding = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        self.process = subprocess.Popen(
+            line, cwd=directory, env=variables, stdout=write, stderr=subprocess.STDOUT, preexec_fn=heeding
+        )
         os.close(write)
         self.text = ""
 
