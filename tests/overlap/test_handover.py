@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 
-import celery
 import psutil
 import pytest
 import redis
+from celery import VERSION
 
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.monitor import Monitor
@@ -16,7 +16,6 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.overlap.test_line import assert_one_at_a_time, enqueue, in_line, order
 from tests.servers import until
 
-CELERY = tuple(int(number) for number in celery.__version__.split(".")[:2])
 StartWorker = Callable[..., LocalWorkerNode]
 
 
@@ -129,7 +128,7 @@ def test_warm_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> Non
     assert 0 == nodes[0].container.wait_for_end(10)
 
 
-@pytest.mark.skipif(CELERY < (5, 5), reason="Celery 5.5 brought soft shutdowns")
+@pytest.mark.skipif(VERSION < (5, 5), reason="Celery 5.5 brought soft shutdowns")
 def test_soft_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
     """While a soft shutdown blocks the worker's main process, another worker starts the next message at once."""
     soft = {"worker_soft_shutdown_timeout": 40.0}
