@@ -33,7 +33,7 @@ def test_cycle(own_stage: Stage) -> None:
     with own_stage.socket() as raw:
         found = cycle.candidates(own_stage, raw)
         compared = {name: median_of(found[name], 50) for name in (cycle.RAW, cycle.LIBRARY)}
-        assert best(Rounds(compared, 100), cycle.LIBRARY, cycle.RAW) < 5
+        assert best(Rounds(compared, 30), cycle.LIBRARY, cycle.RAW) < 5
 
 
 def test_key(own_stage: Stage) -> None:
