@@ -35,6 +35,7 @@ class PendingRelease:
         self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
+        self.next_message = ""  # of the next in line, as the store has named it
 
     def send(self, store: LockStore, timeout: float | None = None) -> None:
         """Release the lock, publish the next in line, and keep a redelivery waiting; tell it the outcome once that is known.
@@ -47,6 +48,7 @@ class PendingRelease:
         kept = Kept("held", hold) if hold > 0 else self.kept
         self.redelivery_waits, message = store.release(self.request, self.success, timeout, kept)
         if message:
+            self.next_message = message
             self.publish(message)
         if self.redelivery_waits and outcome is None:
             return

@@ -25,7 +25,7 @@ from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, L
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.join import join
-from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
+from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, task_id_of
 from celery_singleton_lock.worker.noting import note_acquire, note_end, note_failure
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
@@ -135,7 +135,8 @@ def _run_until_replaced(request: Any, execution: Execution, state: LeaseState, c
         return _run_body(execution, state, config, body)
     except LockLost as error:
         if state.is_stopped_by(error):
-            end_replaced(state.task, request, execution.context.store, state.request)
+            replacement = task_id_of(execution.next_message)
+            end_replaced(state.task, request, execution.context.store, state.request, replacement)
         raise
 
 

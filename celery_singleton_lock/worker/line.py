@@ -260,6 +260,11 @@ def publish(app: Any, message: str) -> None:
         about(headers["task"], headers["id"]).warning("could not be published in its turn: %r", error)
 
 
+def task_id_of(message: str) -> str:
+    """Return the task id of a message of the line; "" if there is none."""
+    return str(_json.loads(message)[2]["headers"]["id"]) if message else ""
+
+
 class _Recorder:
     """A producer that publishes nothing, and notes what it was to publish."""
 

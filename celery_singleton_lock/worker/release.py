@@ -28,13 +28,14 @@ EXECUTION = "_singleton_execution"
 class Execution:
     """What is known of one delivery's lock, until `task_postrun`."""
 
-    __slots__ = ("context", "lease", "pending", "state")
+    __slots__ = ("context", "lease", "next_message", "pending", "state")
 
     def __init__(self) -> None:
         self.lease = Lease("")  # what the body sees
         self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
         self.context: ProcessContext
         self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
+        self.next_message = ""  # of the next in line, as the release has named it
 
     def __reduce__(self) -> tuple[type[Execution], tuple[()]]:
         """Make copies and pickles empty: a copied request has nothing to release, and no token."""
@@ -74,6 +75,7 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         execution.pending, pending.publish = pending, _publish_later(execution.context, state)
         renewer.release_later(pending)
     state.unreleased = False
+    execution.next_message = pending.next_message
 
 
 def _publish_later(context: ProcessContext, state: LeaseState) -> Callable[[str], None]:

@@ -20,13 +20,16 @@ from celery_singleton_lock.worker.republish import ignores_result
 _PATIENCE = 1.0
 
 
-def end_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest) -> NoReturn:
+def end_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseRequest, replacement: str = "") -> NoReturn:
     """Store REVOKED for a task that has stopped because a newer message replaces it, and end the delivery.
+
+    Arguments:
+        replacement: the task id of the newer message, if the release has named it.
 
     Raises:
         Ignore: always: the end of this delivery, as Celery's tracer expects it.
     """
-    reason = _reason(request, store, wanted)
+    reason = _reason(request, store, wanted, replacement)
     about(task, request.id, wanted.lock).info("%s", reason)
     revoke_successors(task, request)
     task.backend.mark_as_revoked(request.id, reason, request, not ignores_result(task, request))
@@ -50,8 +53,13 @@ def drop_replaced(task: Any, request: Any, store: LockStore, wanted: LeaseReques
     end_replaced(task, request, store, wanted)
 
 
-def _reason(request: Any, store: LockStore, wanted: LeaseRequest) -> str:
-    """Return the reason of the revocation, with the task id of the replacement if that is known."""
+def _reason(request: Any, store: LockStore, wanted: LeaseRequest, replacement: str) -> str:
+    """Return the reason of the revocation, with the task id of the replacement if that is known.
+
+    One that the release has not named, as only its copy can start it, holds the lock by now, or has ended.
+    """
+    if replacement:
+        return f"replaced by task {replacement}"
     try:
         holder = store.holder(wanted.lock)
     except StoreError:

@@ -270,6 +270,8 @@ def test_reason_without_a_store(singleton: Singleton, monkeypatch: pytest.Monkey
         store.acquire(LeaseRequest(config.base, config.digest((), {}), "other", TTL, "id-2"))
         with pytest.raises(Ignore, match="by task id-2"):
             replaced.end_replaced(task, task.request, store, wanted)
+        with pytest.raises(Ignore, match="by task id-3"):  # which has ended
+            replaced.end_replaced(task, task.request, store, wanted, "id-3")
 
         def fail(*_: Any) -> None:
             raise StoreUnavailable("unreachable")
