@@ -647,10 +647,10 @@ def test_inspect_slots(env: WorkerEnvironment, pool: str) -> None:
     """With a limit a worker names the slot of each task: at once where it runs the body itself, in prefork after a renewal."""
     results = [env.job("limit_wait").apply_async((env.tag, "hold")) for _ in range(2)]
     env.wait_for("start", count=2)
-    slots = [env.key("limit_wait"), f"{env.key('limit_wait')}:1"]
-    until(lambda: slots == sorted(one["key"] for one in asked(env)), "each slot is named")
-    for one in asked(env):
-        assert one["task_id"] == locks.show(env.app, one["key"])[0].holder.task_id
+    held = {one.holder.task_id: one.key for one in locks.show(env.app, env.key("limit_wait"))}
+    assert 2 == len(set(held.values()))
+    # A redelivery of an earlier test may still wait in the worker.
+    until(lambda: held.items() <= {one["task_id"]: one["key"] for one in asked(env)}.items(), "each slot is named")
     env.let_go()
     for result in results:
         env.get(result)
