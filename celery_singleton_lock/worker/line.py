@@ -251,11 +251,11 @@ def publish_next(app: Any, message: str) -> None:
 def publish(app: Any, message: str) -> None:
     """Publish a message of the line, as the store has named it. If that fails, a delayed copy starts it later."""
     body, queue, options = _json.loads(message)
-    declare = [app.amqp.queues[queue]] if queue else None
     try:
+        declare = [app.amqp.queues[queue]] if queue else None
         with app.producer_or_acquire() as producer:
             producer.publish(body, declare=declare, **options)
-    except Exception as error:  # of the broker, say
+    except Exception as error:  # of the broker, say, or a queue that this app does not know
         headers = options["headers"]
         about(headers["task"], headers["id"]).warning("could not be published in its turn: %r", error)
 

@@ -146,3 +146,11 @@ def test_close(task: Any, queue: str, way: HandOver, hub: Hub, queued: Callable[
     assert 0 == os.waitpid(child, 0)[1], "refused"
     publish_next(task.app, text_of(queue, 3))
     assert ["id-3"] == queued()
+
+
+def test_queue_that_this_app_does_not_know(task: Any, queue: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of the publication is logged with the message's task id, and does not reach the task that has ended."""
+    body, _, options = json.loads(text_of(queue, 1))
+    task.app.conf.task_create_missing_queues = False
+    publish_next(task.app, json.dumps([body, "unknown", options]))
+    assert "Task x[id-1] could not be published in its turn: " in caplog.text
