@@ -75,6 +75,7 @@ class MemoryStore(Records):
         if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
             if not wanted.queued:
                 line.use(place.ticket, str(place.copy))
+                line.leave_twin(wanted.task_id)
                 line.quiet_latest = line.quiet_latest if not place.quiet else 0.0
             return None
         if not place.room and line.is_outdated(place):

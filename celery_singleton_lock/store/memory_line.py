@@ -108,6 +108,12 @@ class Line:
             self.waiting.pop(ticket, None)
             self.used[ticket] = (self.clock() + COPY_TTL, by)
 
+    def leave_twin(self, task_id: str) -> None:
+        """Take the head out of the line if it is another delivery of a message that starts: nobody is to be skipped for it."""
+        head = self.head()
+        if head and self.waiting[head].task_id == task_id:
+            del self.waiting[head]
+
     def head_to_name(self) -> str:
         """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""
         head = self.head()

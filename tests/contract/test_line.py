@@ -255,6 +255,14 @@ def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
+def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries) -> None:
+    """A message that is delivered twice has two tickets. When it starts, the other ticket does not go on waiting in the line."""
+    assert GRANTED is deliveries.copy("a", 1.5).status
+    first, result = deliveries.acquire("a", "another ticket", 0.5)
+    assert (GRANTED, True) == (result.status, deliveries.join("n", room=1).is_waiting)
+    assert "message n" == deliveries.store.release(first, success=True).message
+
+
 def test_full_line(deliveries: Deliveries) -> None:
     """A message finds no room in a full line, and is told how many wait; those that wait keep their places."""
     deliveries.held()
