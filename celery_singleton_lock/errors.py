@@ -59,7 +59,7 @@ class TooManyStarts(SingletonError):
 
     Arguments:
         key: the lock key.
-        starts: how many starts were counted.
+        starts: how many starts are allowed.
         count: which starts were counted: ``"crashed"`` or ``"unsuccessful"``.
     """
 

@@ -12,6 +12,8 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.records import task_of
 from celery_singleton_lock.tally import Tally
 
 
@@ -66,8 +68,12 @@ class EventLogger:
             send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
         )
 
-    def loop_failed(self, error: BaseException) -> None:
-        self._report(logger.error, "A background thread of locks met an error and goes on", exc_info=error)
+    def loop_failed(self, error: BaseException, request: LeaseRequest | None = None) -> None:
+        if request is None:
+            self._report(logger.error, "A background thread of locks met an error and goes on", exc_info=error)
+        else:
+            log = about(task_of(request.base), request.task_id, request.lock)
+            self._report(log.error, "could not release its lock, and leaves it to expire: %s", error)
 
     def _report(self, call: Callable[..., object], *args: Any, **named: Any) -> None:
         with suppress(Exception):

@@ -111,7 +111,9 @@ class Lease:
 
     @property
     def protected(self) -> bool:
-        """Whether a lock was acquired: not in a direct call or an eager run, nor after ``on_store_error="run"``."""
+        """Whether the body runs under a lock: not in a direct call or an eager run, nor with ``lock_until="start"``, nor after
+        ``on_store_error="run"``.
+        """
         return self._state is not None
 
     @property

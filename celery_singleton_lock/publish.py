@@ -76,11 +76,10 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     try:
         result = context.store.acquire(wanted)
     except StoreError as error:
-        note_failure(context, wanted, "acquire")
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
         about(task, wanted.task_id, wanted.lock).warning(text, error)
-        send_signal(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
+        note_failure(task, wanted, "acquire", error)
         if fails:
             raise
         return None
@@ -115,5 +114,6 @@ def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
         released = context_of(task.app).store.release(replace(wanted, ttl=config.options.lock_ttl), success=False)
     except StoreError as error:  # it expires
         about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)
+        note_failure(task, wanted, "release", error)
     else:
         publish_next(task.app, released.message)

@@ -11,7 +11,8 @@ from celery.utils.dispatch import Signal
 #: ``lease``: the lock was acquired, and the body is about to start.
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
-#: ``lease``: the body has ended and its lock was released. Not sent for a lost lease, nor if the store was unreachable.
+#: ``lease``: the body has ended and its lock was released, or kept without it: for a hold (`lock_at_least`), or for an own retry
+#: (``lock_from="publish"``). Not sent for a lost lease, nor if the store was unreachable.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
 #: ``lease``: the lease was renewed.
@@ -20,10 +21,12 @@ lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 #: ``lease``: the lease was lost while its body still ran, or the body is to stop under `Replace`. Sent once for each lease.
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
-#: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision.
+#: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision, but not for
+#: those about the delayed copies of a message, or one that follows its holder (`Join`).
 #: ``pending``: the task id of the message in line that runs in place of the duplicate; else empty. Not sent again when a message
 #: that waits ends because a newer one took its place: no policy decides then.
 duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy", "pending"})
 
-#: ``key``, ``task_id``, ``error``: the store was unreachable, or refused a command.
+#: ``key``, ``task_id``, ``error``: the store was unreachable, or refused a command, when a lock was to be acquired, released or
+#: renewed. In one outage, a process sends it once for all its renewals.
 store_error = Signal(name="store_error", providing_args={"key", "task_id", "error"})

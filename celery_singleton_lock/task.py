@@ -95,8 +95,10 @@ class SingletonMixin:
         # `Celery.register_task` names a task without a name after this call. A base class without `run` is no task.
         is_task = cls.name or defined_in(cls, "run") is not Task
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
-        if is_task and not name.startswith("celery.") and cls.singleton is not False:
-            check_class(cls, name)
+        if not is_task or name.startswith("celery."):
+            return bound
+        check_class(cls, name)
+        if cls.singleton is not False:
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = (*throws, *(error for error in (DuplicateTask, TooManyStarts) if error not in throws))
             install(cls)

@@ -43,7 +43,6 @@ class Picture:
         """Return the whole picture."""
         for node in self.story.nodes:
             self._worker(node)
-        self._workers_end = self.y
         self.y += 30
         self._text(LEFT, self.y - 10, "The same runs by signature: bars in one row never overlap", "head")
         for work in dict.fromkeys(run.work for run in sorted(self.story.runs, key=_place)):

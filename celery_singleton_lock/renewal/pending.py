@@ -64,10 +64,10 @@ class PendingReleases:
     """
 
     def __init__(
-        self, store: LockStore, on_error: Callable[[BaseException], object], clock: Callable[[], float]
+        self, store: LockStore, on_refused: Callable[[StoreError, LeaseRequest], object], clock: Callable[[], float]
     ) -> None:
         self._store = store
-        self._on_error = on_error
+        self._on_refused = on_refused
         self._clock = clock
         self._pending: dict[str, PendingRelease] = {}
 
@@ -92,7 +92,7 @@ class PendingReleases:
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again
                 pending.confirmed = 2
-                self._on_error(StoreError(f"the lock of task id {pending.request.task_id} is left to expire: {error}"))
+                self._on_refused(error, pending.request)
             if pending.confirmed >= 2:
                 self._pending.pop(pending.request.token, None)
         return min((pending.due for pending in list(self._pending.values())), default=math.inf)

@@ -50,13 +50,16 @@ class RenewalHandler(Protocol[L_contra]):
 
 
 class Renewer(Generic[L]):
-    """Renews the leases of one process; `on_error` is called with unexpected errors."""
+    """Renews the leases of one process.
+
+    `on_error` is called with unexpected errors, and with the request of the lease that one is about.
+    """
 
     def __init__(
         self,
         store: LockStore,
         handler: RenewalHandler[L],
-        on_error: Callable[[BaseException], object],
+        on_error: Callable[..., object],
         clock: Callable[[], float] = now,
     ) -> None:
         self._store = store

@@ -26,7 +26,7 @@ from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, task_id_of
-from celery_singleton_lock.worker.noting import note_acquire, note_end, note_failure
+from celery_singleton_lock.worker.noting import note_acquire, note_end
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
 from celery_singleton_lock.worker.replaced import end_replaced
@@ -87,7 +87,6 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
         state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
-        note_failure(context, wanted, "acquire")
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()

@@ -39,6 +39,7 @@ from celery_singleton_lock.store.protocol import (
 )
 from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
+from celery_singleton_lock.worker.noting import note_failure
 from celery_singleton_lock.worker.replaced import terminate
 from celery_singleton_lock.worker.republish import (
     RetryState,
@@ -155,11 +156,11 @@ def handle_copy(
             if isinstance(decision, Enqueue):
                 wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
-    except StoreUnavailable as error:
+    except StoreError as error:
         about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
-        _ask_again(task, request, wanted, store)
-    except StoreError as error:  # the message will fail with it
-        about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
+        note_failure(task, wanted, "acquire", error)
+        if isinstance(error, StoreUnavailable):  # else the message will fail with it
+            _ask_again(task, request, wanted, store)
     except (Reject, Ignore):
         raise
     except Exception as failure:

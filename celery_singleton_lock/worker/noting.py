@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 from celery.exceptions import Retry, TaskPredicate
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
@@ -21,10 +25,12 @@ def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options
     wanted.noted = Noted(policy, state.waited, counted=context.tally.take(wanted.base))
 
 
-def note_failure(context: ProcessContext, wanted: LeaseRequest, verb: str) -> None:
-    """Count a call that failed, and keep for the next one what it was to take to the store."""
-    context.tally.put_back(wanted.base, wanted.noted.counted)
-    context.tally.count(wanted.base, f"store_errors:{verb}")
+def note_failure(task: Any, wanted: LeaseRequest, verb: str, error: StoreError) -> None:
+    """Count a call that failed, and send the signal for it; keep for the next call what this one was to take to the store."""
+    tally = context_of(task.app).tally
+    tally.put_back(wanted.base, wanted.noted.counted)
+    tally.count(wanted.base, f"store_errors:{verb}")
+    send(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
 
 
 def note_end(wanted: LeaseRequest, error: BaseException | None, stopped: bool = False) -> None:

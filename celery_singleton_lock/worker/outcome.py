@@ -22,6 +22,7 @@ from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues
 from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.line import leave
+from celery_singleton_lock.worker.noting import note_failure
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
 from celery_singleton_lock.worker.replaced import drop_replaced
 from celery_singleton_lock.worker.republish import (
@@ -129,7 +130,7 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         Retry, Reject: the task is retried later.
     """
     about(task, request.id, wanted.lock).warning("could not acquire its lock: %s", error)
-    send(signals.store_error, task, key=wanted.lock, task_id=request.id, error=error)
+    note_failure(task, wanted, "acquire", error)
     reaction = options.on_store_error
     if wanted.place and (
         wanted.place.room or wanted.place.ticket

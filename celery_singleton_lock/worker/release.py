@@ -63,9 +63,8 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         try:
             pending.send(execution.context.store)
         except StoreError as error:
-            note_failure(execution.context, request, "release")
             about(state.task, request.task_id, request.lock).warning("could not release its lock: %s", error)
-            send(signals.store_error, state.task, key=request.lock, task_id=request.task_id, error=error)
+            note_failure(state.task, request, "release", error)
         else:
             if logger.isEnabledFor(DEBUG):
                 about(state.task, request.task_id, request.lock).debug("released %s", request.lock)

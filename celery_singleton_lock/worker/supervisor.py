@@ -68,9 +68,7 @@ class Supervisor:
     child renews for itself, and releases if it can.
     """
 
-    def __init__(
-        self, store: LockStore, on_error: Callable[[BaseException], object], clock: Callable[[], float] = now
-    ) -> None:
+    def __init__(self, store: LockStore, on_error: Callable[..., object], clock: Callable[[], float] = now) -> None:
         self._clock = clock
         self._renewer: Renewer[ChildLease] = Renewer(store, self, on_error, clock)
         self._children: dict[int, _Child] = {}

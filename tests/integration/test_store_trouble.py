@@ -130,6 +130,14 @@ class TestRun:
         own_store.stop()
         try:
             env.worker.wait_for_lines(waiting.id, "could not ask for its place in line")
+            until(
+                lambda: [
+                    one
+                    for one in env.lock_signals(env.key("store_run_wait"), "store_error")
+                    if one["task_id"] == waiting.id
+                ],
+                "the signal about its copy",
+            )
         finally:
             own_store.start()
         env.let_go()

@@ -307,10 +307,17 @@ def test_none_is_not_given(make_app: MakeApp) -> None:
     assert DEFAULTS == {name: getattr(found, name) for name in DEFAULTS}
 
 
-def test_plain_task_is_not_checked(make_app: MakeApp) -> None:
+def test_plain_task_needs_nothing(make_app: MakeApp) -> None:
     """``singleton=False`` needs no store, and its arguments no stable form."""
     app = make_app(singleton_lock_url=None)
     assert bound(app, singleton=False)(1) is None
+
+
+@pytest.mark.parametrize(("option", "value"), [("lock_ttl", -1), ("unique_onn", "x"), ("on_duplicate", "nonsense")])
+def test_options_of_a_plain_task(make_app: MakeApp, option: str, value: Any) -> None:
+    """Options of a task with ``singleton=False`` have no effect, and are checked nevertheless."""
+    with pytest.raises(ConfigurationError, match=option):
+        bound(make_app(), singleton=False, **{option: value})
 
 
 # -- settings of the store ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import Holder, RetryLater, RunOnceMore, SingletonTask, StoreUnavailable
+from celery_singleton_lock import Holder, RetryLater, RunOnceMore, SingletonTask, StoreError, StoreUnavailable
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.lease import LeaseState
@@ -179,6 +179,7 @@ def renewed(app: Celery) -> None:
     events.replaced(state)
     events.reacquired(state)
     events.unreachable(state, StoreUnavailable("away"))
+    events.loop_failed(StoreError("refused"), state.request)
     done: list[bool] = []
     context_of(app).callbacks.call(lambda: done.append(True))
     until(lambda: done, "all is logged")
@@ -204,6 +205,7 @@ CASES: dict[str, Callable[[Celery], None]] = {
     "waits ": without_store,
     "could not ask for its place in line": partial(without_store, stands_for="id-1", ticket="one"),
     "reacquired its lock": renewed,
+    "leaves it to expire": renewed,
 }
 
 

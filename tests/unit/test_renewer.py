@@ -113,7 +113,7 @@ class Quiet(BackgroundLoop):
         pass
 
 
-def ignore(error: BaseException) -> None:
+def ignore(error: BaseException, request: LeaseRequest | None = None) -> None:
     """Ignore the error."""
 
 
@@ -702,14 +702,18 @@ def test_pending_releases_do_not_delay_renewals(
 
 
 def test_refused_release_is_reported(store: Store, handler: BodyRenewal, clock: Clock) -> None:
-    """A store that refuses a pending release is reported once, with the task id; the lock is left to expire."""
-    errors: list[BaseException] = []
-    renewer = Renewer(store, handler, errors.append, clock)
-    renewer._loop = Quiet(renewer.renew_due, errors.append, clock)
+    """A store that refuses a pending release is reported once, with the lease; the lock is left to expire."""
+    errors: list[tuple[str, str]] = []
+
+    def on_error(error: BaseException, request: LeaseRequest) -> None:
+        errors.append((request.task_id, str(error)))
+
+    renewer = Renewer(store, handler, on_error, clock)
+    renewer._loop = Quiet(renewer.renew_due, ignore, clock)
     release_later(renewer, unanswered("u"))
     store.failure = StoreError("the store refused: NOPERM")
     go_on(renewer, clock, clock() + 10 * TTL)
-    assert ["the lock of task id task-u is left to expire: the store refused: NOPERM"] == [str(one) for one in errors]
+    assert [("task-u", "the store refused: NOPERM")] == errors
     assert 1 == len(store.released)
 
 
