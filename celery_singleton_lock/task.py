@@ -8,6 +8,7 @@ from typing import Any
 
 from celery.app.task import Task
 
+from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
@@ -117,12 +118,11 @@ class SingletonMixin:
                 and `on_store_error`.
 
         Raises:
-            ConfigurationError: one of them cannot be used.
+            ConfigurationError: one of them cannot be used, or an option of the task is given outside of `lock_options`.
             DuplicateTask: the lock is held, and the policy lets duplicates fail.
             StoreError: the lock could not be acquired, and `on_store_error` or the store's refusal says so.
         """
-        if "lock_options" in options:
-            _move_to_headers(self, options)
+        _move_to_headers(self, options)
         send = partial(super().apply_async, args, kwargs, *more, **options)  # type: ignore[misc]
         # Celery's tracer publishes a linked callback with a `parent_id`; an error of ours would fail the parent.
         is_alone = options.get("task_id") is None and options.get("parent_id") is None
@@ -135,8 +135,7 @@ class SingletonMixin:
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Run the task in this process, as `celery.Task.apply` does; `lock_options` is as for `apply_async`."""
-        if "lock_options" in options:
-            _move_to_headers(self, options)
+        _move_to_headers(self, options)
         return super().apply(args, kwargs, *more, **options)  # type: ignore[misc]
 
     def retry(self: Any, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
@@ -203,6 +202,10 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
 
 def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
     """Check the options of one call, and put them into a header, which retries and republished messages keep."""
-    given = options.pop("lock_options")
+    if wrong := next((name for name in options if name in TASK_OPTIONS), ""):
+        raise ConfigurationError(
+            f"task {task.name}: {wrong}={options[wrong]!r}: give lock_options={{{wrong!r}: …}} instead"
+        )
+    given = options.pop("lock_options", None)
     if given is not None:
         options["headers"] = headers_with(task, options.get("headers"), given)

@@ -5,6 +5,7 @@ This module is also imported by the `celery` command, which must know the names 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from celery.worker.control import control_command, inspect_command
@@ -40,6 +41,7 @@ def tasks_with_locks(app: Any) -> list[dict[str, Any]]:
 
     Each is a dict: `task`, `task_id`, `key`, `pid` and `held`. `pid` is None until a process has begun the task. `held` tells
     whether its body may go on under its lock; it is None where another process knows that (prefork), and before it has begun.
+    A body whose lease was lost for good, and is not renewed any more, may still run.
     """
     from celery.worker.state import reserved_requests
 
@@ -54,6 +56,8 @@ def tasks_with_locks(app: Any) -> list[dict[str, Any]]:
         if lease:
             own = {"key": lease.request.lock, "pid": lease.request.pid, "held": lease.held}
         else:
-            own = {"key": request.lock_key(), "pid": request.worker_pid if request.supervisor else None, "held": None}
+            own = {"key": request.lock_key(), "pid": request.worker_pid, "held": None}
+            if request.worker_pid and not request.supervisor:  # in gevent and eventlet, it is the id of a greenlet
+                own.update(pid=os.getpid(), held=False)
         found.append({"task": request.name, "task_id": request.id, **own})
     return found

@@ -158,6 +158,22 @@ def test_duplicates(
     assert 0 == locks()[0].duplicates
 
 
+def test_duplicates_of_a_former_holder(
+    backing: RedisBacking, lease_request: MakeRequest, hold: MakeRequest, locks: Any
+) -> None:
+    """The next in line has met none of the duplicates that its predecessor has met, but those since its reservation."""
+    first = hold(task_id="t1")
+    joining = Place("a", 0.0, 9, False, 1.5, 40.0, "text")
+    assert (
+        AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t2", place=joining, noted=DUPLICATE)).status
+    )
+    assert 1 == locks()[0].duplicates
+    end(backing, first)
+    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t3", noted=DUPLICATE)).status
+    hold(task_id="t2", place=Place("a", 0.5))
+    assert [("t2", 1)] == [(lock.holder.task_id, lock.duplicates) for lock in locks()]
+
+
 def test_reservation(
     backing: RedisBacking,
     lease_request: MakeRequest,

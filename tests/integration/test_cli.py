@@ -644,6 +644,18 @@ def test_inspect(env: WorkerEnvironment, pool: str, celery: Run) -> None:
     until(lambda: not asked(env), "it names none")
 
 
+def test_body_whose_lease_has_ended(env: WorkerEnvironment, pool: str) -> None:
+    """A worker names a body that goes on after `lock_at_most`, though it renews its lease no more. So nobody frees its lock."""
+    env.hold("capped")
+    (lock,) = locks.show(env.app, env.key("capped"))
+    until(lambda: env.lock_signals(env.key("capped"), "lock_lost"), "the lease is lost")
+    held = None if pool == "prefork" else False
+    until(lambda: [(lock.holder.pid, held)] == [(one["pid"], one["held"]) for one in asked(env)], "it is named")
+    assert [revoking.RUNNING] == revoking.answers_of(env.app, [replace(lock.holder, age=60.0)], 10.0)
+    env.let_go()
+    until(lambda: not asked(env), "it has ended")
+
+
 def test_inspect_slots(env: WorkerEnvironment, pool: str) -> None:
     """With a limit a worker names the slot of each task: at once where it runs the body itself, in prefork after a renewal."""
     results = [env.job("limit_wait").apply_async((env.tag, "hold")) for _ in range(2)]

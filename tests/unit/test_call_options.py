@@ -80,6 +80,13 @@ def sent(task: Any, call: Callable[[], Any]) -> Any:
 # -- in the caller's process ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("method", ["apply_async", "apply"])
+def test_refused_outside_of_lock_options(task: Any, method: str) -> None:
+    """An option that is given as a keyword of the call, where it would have no effect, is refused."""
+    with pytest.raises(ConfigurationError, match="task sync: lock_ttl=5: give lock_options="):
+        getattr(task, method)((1,), lock_ttl=5)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -20,7 +20,7 @@ README = ROOT / "README.md"
 TEXT = README.read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-FIRST, LEASE, PUBLISH = "app = Celery(", "lease.ensure()", "report.delay"
+FIRST, LEASE, PUBLISH = "app = Celery(", "def export", "report.delay"
 CALL, GROUP = "lock_options=", "lock_group="
 
 
@@ -194,11 +194,13 @@ def test_debounce(names: Names) -> None:
 
 
 def test_replace(names: Names) -> None:
-    """The block's task stores all pages while nobody replaces it."""
+    """The block's task stores all pages while nobody replaces it, and without a lock."""
     names.run("def preview")
     with memory_store(names["app"]):
         assert "SUCCESS" == names["preview"].apply(("a", 1)).state
     assert [("store", "a, page 1"), ("store", "a, page 2")] == names.calls
+    names["preview"]("b", 1)
+    assert [("store", "b, page 1"), ("store", "b, page 2")] == names.calls[2:]
 
 
 def test_django(names: Names) -> None:

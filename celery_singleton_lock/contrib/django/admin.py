@@ -150,7 +150,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         except StoreError as error:
             self.message_user(request, f"The store of locks: {error}", messages.ERROR)
         except ConfigurationError as error:
-            self.message_user(request, str(error), messages.ERROR)
+            # Not the name of a setting first, as Django's template makes the first letter a capital.
+            self.message_user(request, f"Configuration: {error}", messages.ERROR)
         return None
 
     def _to_list(self) -> HttpResponse:
