@@ -8,7 +8,7 @@ from typing import Any
 
 from celery.app.task import Task
 
-from celery_singleton_lock.config.options import TASK_OPTIONS
+from celery_singleton_lock.config.foreign import refuse_keywords
 from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
@@ -202,10 +202,7 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
 
 def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
     """Check the options of one call, and put them into a header, which retries and republished messages keep."""
-    if wrong := next((name for name in options if name in TASK_OPTIONS), ""):
-        raise ConfigurationError(
-            f"task {task.name}: {wrong}={options[wrong]!r}: give lock_options={{{wrong!r}: …}} instead"
-        )
+    refuse_keywords(task.name, options)
     given = options.pop("lock_options", None)
     if given is not None:
         options["headers"] = headers_with(task, options.get("headers"), given)

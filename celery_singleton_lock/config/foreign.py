@@ -44,6 +44,16 @@ def refuse_unknown_options(task: str, attributes: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"task {task}: {name}={value!r}: there is no such option{hint}")
 
 
+def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
+    """Refuse keywords of a call that Celery would ignore: our options, and those of other plugins."""
+    for name, value in given.items():
+        resembles = name in TASK_OPTIONS or name in _FOREIGN_OPTIONS or name.startswith("lock_")
+        if resembles and name != "lock_options":
+            raise ConfigurationError(
+                f"task {task}: {name}={value!r}: options of one call are given as lock_options={{…}}"
+            )
+
+
 def refuse_unknown_settings(conf: Any) -> None:
     """Refuse settings that resemble ours and have no effect. Their values are not shown: they may hold a password."""
     keys = [str(key) for key in conf]  # Celery loads the configuration now

@@ -81,10 +81,13 @@ def sent(task: Any, call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("method", ["apply_async", "apply"])
-def test_refused_outside_of_lock_options(task: Any, method: str) -> None:
-    """An option that is given as a keyword of the call, where it would have no effect, is refused."""
-    with pytest.raises(ConfigurationError, match="task sync: lock_ttl=5: give lock_options="):
-        getattr(task, method)((1,), lock_ttl=5)
+@pytest.mark.parametrize("name", ["lock_ttl", "unique_on", "lock_option", "once"])
+def test_refused_outside_of_lock_options(task: Any, method: str, name: str) -> None:
+    """An option, ours or another plugin's, that is a keyword of the call, where it would have no effect, is refused."""
+    with pytest.raises(
+        ConfigurationError, match=f"task sync: {name}=5: options of one call are given as lock_options="
+    ):
+        getattr(task, method)((1,), **{name: 5})
 
 
 @pytest.mark.parametrize(
