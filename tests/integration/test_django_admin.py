@@ -426,7 +426,7 @@ def test_foreign_text(site: Site) -> None:
     ("line", "said"),
     [
         ("CELERY_SINGLETON_LOCK_URL = 'redis://127.0.0.1:{port}/0'", "The store of locks: "),
-        ("CELERY_SINGLETON_LOCK_TLL = 5", "Setting CELERY_SINGLETON_LOCK_TLL: "),
+        ("CELERY_SINGLETON_LOCK_TLL = 5", "Configuration: setting CELERY_SINGLETON_LOCK_TLL: "),
     ],
 )
 def test_store_away(site: Site, line: str, said: str) -> None:
