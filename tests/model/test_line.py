@@ -55,7 +55,6 @@ WORLDS: dict[str, dict[str, Any]] = {
     },
     "a worker dies, and the store loses its data": {"deaths": 1, "losses": 1, "late": True, "messages": 2, **SLOW},
     "each message is delivered twice": {"twice": 3},
-    "each message is delivered twice, slow bodies and queues": {"twice": 3, "delays": 1},
     "two messages, all faults": {"messages": 2, "twice": 2, "deaths": 1, "losses": 1},
     "two messages, all faults, late acknowledgement": {
         "messages": 2,
@@ -72,6 +71,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "all faults, a reservation": {**ALL, "reserved": True},
     "all faults, two at once": {**ALL, "limit": 2},
     "all faults, late acknowledgement": {**ALL, "twice": 1, "late": True},
+    "each message is delivered twice, slow bodies and queues": {"twice": 3, "delays": 1},
     "two messages, all faults, slow bodies and queues": {**ALL, "messages": 2, "twice": 2, "delays": 1},
 }
 POLICIES = {"first": RunOnceMore(), "latest": RunOnceMore(keep="latest"), "replace": Replace(grace=math.inf)}
@@ -83,12 +83,12 @@ for policy in POLICIES:
         "a child dies, late acknowledgement",
         "the store loses its data",
         "a reservation",
-        "each message is delivered twice",
         "two messages, all faults",
         "two messages, all faults, late acknowledgement",
     ):
         options = {**WORLDS[name], "ordered": False, "once": False}
         WORLDS[f"{policy}, {name}"] = {**options, "policy": POLICIES[policy]}
+    LARGE[f"{policy}, each message is delivered twice"] = {"twice": 3, "policy": POLICIES[policy]}
     LARGE[f"{policy}, all faults"] = {**ALL, "twice": 1, "policy": POLICIES[policy]}
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.browser import DIRECT
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
+from tests.operate.browser import DIRECT
 from tests.servers import Process, free_port, is_listening, until
 
 Get = Callable[[str], str]

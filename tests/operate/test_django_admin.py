@@ -20,9 +20,9 @@ from celery import Celery
 from celery_singleton_lock import locks
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
-from tests.integration.browser import Browser, missing_programs
-from tests.integration.django_project import WITH_ADMIN, DjangoProject
-from tests.integration.web_client import WebClient
+from tests.operate.browser import Browser, missing_programs
+from tests.operate.django_project import WITH_ADMIN, DjangoProject
+from tests.operate.web_client import WebClient
 from tests.servers import Process, RedisServer, free_port, is_listening, required, until
 
 pytest.importorskip("django")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.django_project import DjangoProject
+from tests.operate.django_project import DjangoProject
 from tests.servers import RedisServer, free_port
 
 pytest.importorskip("django")

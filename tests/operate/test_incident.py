@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_example import left_behind
+from tests.operate.test_example import left_behind
 from tests.servers import Process, free_port, new_directory, remove_directory, until
 
 PROJECT = Path(__file__).resolve().parents[2]
