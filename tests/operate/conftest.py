@@ -1,3 +1,3 @@
-"""What operators use, with the workers of the integration tests: command line, exporter, Django, Flower, and the example project."""
+"""What operators use, with the workers of the integration tests: the command line, the exporter, Django, Flower, the example."""
 
 from tests.integration.conftest import *  # noqa: F403 - fixtures
