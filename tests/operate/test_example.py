@@ -43,6 +43,11 @@ DUPLICATES = [
 ]
 LOCK_TTL = 3.0
 
+messages_come_back_soon = pytest.mark.skipif(
+    not hasattr(Channel, "unacked_restore_interval"),
+    reason="Kombu before 5.7 looks for messages of killed workers every 100 s",
+)
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -136,10 +141,7 @@ def check_takeover(output: str, titles: list[str], picture: ElementTree.Element)
     assert len(works) == len(dashed)
 
 
-@pytest.mark.skipif(
-    not hasattr(Channel, "unacked_restore_interval"),
-    reason="Kombu before 5.7 looks for messages of killed workers too rarely for a run of this length",
-)
+@messages_come_back_soon
 @pytest.mark.timeout(90)
 def test_demo_keeps_its_promises_while_a_worker_is_killed(start: Start, scratch: Path, tmp_path: Path) -> None:
     """The demo shows no overlap, each kind of duplicate and a takeover in time, and leaves no process or file.

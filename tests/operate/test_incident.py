@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.operate.test_example import left_behind
+from tests.operate.test_example import left_behind, messages_come_back_soon
 from tests.servers import Process, free_port, new_directory, remove_directory, until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -67,6 +67,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         remove_directory(directory)
 
 
+@messages_come_back_soon
 @pytest.mark.timeout(240)
 def test_transcript(run: Run) -> None:
     """The commands of the page print what it says, but for times, durations and process ids."""
