@@ -326,8 +326,8 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     key = leave_lock(env, env.worker.hostname(), redelivered)
     base, (lock,) = key.rpartition(":lock:")[0], locks.show(env.app, key)
     (answer,) = revoking.answers_of(env.app, [replace(lock.holder, age=age)], 1.0)
-    asked = revoking.Release("", key, lock.holder, answer)
-    assert outcome == revoking.revoke(context_of(env.app).store, base, asked, False, False).outcome
+    wanted = revoking.Release("", key, lock.holder, answer)
+    assert outcome == revoking.revoke(context_of(env.app).store, base, wanted, False, False).outcome
     locks.release(env.app, key, force=True)  # else the message would wait in the worker beside the next tests
     env.let_all_go()
     env.finish(redelivered)
