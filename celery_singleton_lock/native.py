@@ -11,6 +11,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from celery_singleton_lock.log import logger
+
 Callback = Callable[[], object]
 
 
@@ -68,7 +70,8 @@ class CallbackRunner:
     `call` runs them one after the other in a thread of their own. In gevent and eventlet workers each runs in a new greenlet of
     the thread that made this object: logging and user code hold patched locks, which a native thread must not wait for.
     `call_in_loop` runs a callback in the loop's own greenlet, the only one that can throw into others.
-    `end` ends what this object has started, after the callbacks that wait.
+    `end` ends what this object has started, after the callbacks that wait. The error of a callback is logged; in
+    gevent and eventlet, the loop writes it to stderr.
     """
 
     def __init__(self) -> None:
@@ -113,8 +116,11 @@ class _CallbackThread:
 
     def _run(self) -> None:
         while (callback := self._callbacks.get()) is not None:
-            with suppress(BaseException):  # an error in a user's log filter, say
+            try:
                 callback()
+            except BaseException as error:
+                with suppress(BaseException):  # it may come from a user's log filter, which then fails again
+                    logger.error("A background thread of locks met an error and goes on", exc_info=error)
 
 
 class _EventletLoop:

@@ -1,4 +1,7 @@
-"""What a store of locks does: a few atomic verbs, all but `revoke` safe to send twice, as the owner's token goes with them."""
+"""What a store of locks does: a few atomic verbs, all but `revoke` safe to send twice, as the owner's token goes with them.
+
+Here are the protocol `LockStore`, what its verbs take (`LeaseRequest`, `Place`) and answer, and the names of the keys it uses.
+"""
 
 from __future__ import annotations
 

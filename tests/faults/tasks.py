@@ -207,7 +207,7 @@ def _odd_result(task: Task, tag: str) -> object:
 
 
 def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
-    """Fork in the body; the child ends like ordinary code, and records its number of threads."""
+    """Fork, and hold on once the child has ended, like ordinary code; it records its number of threads."""
     pid = os.fork()
     if not pid:
         with contextlib.suppress(BaseException):
@@ -215,16 +215,14 @@ def _fork(task: Task, tag: str, seconds: float = 0.3) -> str:
             ledger_of(task.app).note("forked", threads=len(os.listdir("/proc/self/task")))
         os._exit(0)
     os.waitpid(pid, 0)
-    time.sleep(0.5)
-    return "forked"
+    return _hold(task, tag)
 
 
 def _fork_through(task: Task, tag: str) -> str:
-    """Fork, and let the child leave the body like the parent; it must not release the lock."""
+    """Fork, and hold on; the child leaves the body like the parent, and must not release the lock."""
     if not os.fork():
         raise Bang("a copy of the body")
-    time.sleep(2.5)  # the body's own work, while its lock must be kept
-    return "forked"
+    return _hold(task, tag)
 
 
 def _call(task: Task, tag: str, other: str, other_tag: str) -> Any:

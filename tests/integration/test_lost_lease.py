@@ -180,7 +180,7 @@ def test_lost_is_found_before_the_next_step(
     job.apply_async((tag, ["hold_watching"], 20.0), queue=worker.worker_queue)
     until(lambda: recorder.events(tag, "start"), "the body starts")
     worker.container.signal_all(signal.SIGSTOP)
-    time.sleep(2.6)  # longer than lock_ttl: the fault itself
+    until(lambda: job.lock_holder(tag) is None, "the lock has expired")
     worker.container.signal_all(signal.SIGCONT)
     woken = time.monotonic()
     until(lambda: recorder.events(tag, "not-held"), "the body sees it", 3)

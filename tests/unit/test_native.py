@@ -105,13 +105,11 @@ def test_wake_during_a_step_is_not_lost() -> None:
 
 
 def test_callbacks_run_in_order_in_one_other_thread() -> None:
-    """Callbacks run in their order in one other thread, also after one that fails."""
+    """Callbacks run in their order in one other thread."""
     runner, seen = CallbackRunner(), []
 
     def note(number: int) -> None:
         seen.append((number, threading.get_ident()))
-        if number % 3 == 0:
-            raise RuntimeError("a receiver of the user's")
 
     for number in range(50):
         runner.call(lambda number=number: note(number))  # type: ignore[misc]
@@ -119,6 +117,21 @@ def test_callbacks_run_in_order_in_one_other_thread() -> None:
     assert list(range(50)) == [number for number, _ in seen]
     (thread,) = {thread for _, thread in seen}
     assert thread != threading.get_ident()
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit])
+def test_callback_that_fails(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """An error of a callback is logged, and the next callback runs."""
+    runner, seen = CallbackRunner(), []
+
+    def fail() -> None:
+        raise kind("no such queue")
+
+    runner.call(fail)
+    runner.call(lambda: seen.append("next"))
+    until(lambda: seen, timeout=WAIT)
+    (record,) = caplog.records
+    assert ("ERROR", "no such queue") == (record.levelname, str(record.exc_info[1]))  # type: ignore[index]
 
 
 @pytest.mark.parametrize("way", ["call", "call_in_loop"])
