@@ -177,7 +177,8 @@ class Settings:
     eager: bool = _row(False, _is_bool, "be True or False", "acquire locks in eager mode too")
     store_timeout: float = _row(
         1.0, _is_seconds, "be a number of seconds above 0 and at most a year",
-        "seconds for a whole store call, connecting included (name resolution excepted); "
+        "seconds for a whole store call, connecting included "
+        "(not counted: name resolution, and with TLS the loading of certificates); "
         "a renewal waits `lock_ttl / 6` at most", read=float)
     queue_ttl: float = _row(
         3600.0, _is_seconds, "be a number of seconds above 0 and at most a year",

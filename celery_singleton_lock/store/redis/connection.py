@@ -59,7 +59,7 @@ class _Deadline:
 
     @property
     def socket_timeout(self) -> float:
-        """Seconds left. redis-py asks for each address of a host, and once more before the handshake."""
+        """Seconds left. redis-py asks for each address of a host, and once more before it loads certificates and shakes hands."""
         return max(0.001, self.deadline - time.monotonic())
 
     @socket_timeout.setter
