@@ -3,6 +3,8 @@
 Run as a script this file is the *warden*: it reads, on its standard input, which process groups
 and directories belong to the run, and removes them all as soon as that pipe closes. So nothing
 outlives the tests, not even when the test process itself is killed with SIGKILL.
+
+What several processes of one run share (``tests/lanes.py``) is in the run's directory and ends with the process that made it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ from typing import TypeVar
 
 Found = TypeVar("Found")
 
+#: Folder of a run's directory: its files are named after the process groups that the run's processes share.
+GROUPS = "groups"
+
 #: Where Debian's package keeps the script that its wrapper on PATH calls (as another user).
 DEBIAN_RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
@@ -39,6 +44,10 @@ class ServerFailed(Exception):
     """A server was started and did not become ready."""
 
 
+class NotInTime(AssertionError):
+    """What a test waited for did not happen."""
+
+
 def until(probe: Callable[[], Found], what: str = "", timeout: float = 15.0, every: float = 0.02) -> Found:
     """Call ``probe`` until it answers something true, and return that.
 
@@ -49,7 +58,7 @@ def until(probe: Callable[[], Found], what: str = "", timeout: float = 15.0, eve
         every: seconds between two looks.
 
     Raises:
-        AssertionError: the time is over.
+        NotInTime: the time is over.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -57,7 +66,7 @@ def until(probe: Callable[[], Found], what: str = "", timeout: float = 15.0, eve
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout:g} s: {what or probe!r}; last: {found!r}")
+            raise NotInTime(f"not within {timeout:g} s: {what or probe!r}; last: {found!r}")
         time.sleep(every)
 
 
@@ -99,6 +108,14 @@ class Warden:
         self._process.stdin.write(f"{verb} {what}\n".encode())
         self._process.stdin.flush()
 
+    def end(self) -> None:
+        """Have everything removed, and wait for it."""
+        if self._process is not None and self._owner == os.getpid():
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait()
+            self._process = None
+
     def _start(self) -> None:
         self._owner = os.getpid()
         self._process = subprocess.Popen(
@@ -123,7 +140,8 @@ def _keep_watch() -> None:
             (groups.discard if verb == "ungroup" else groups.add)(int(what))
         else:
             (paths.discard if verb == "undir" else paths.add)(what)
-    for group in groups:
+    shared = (int(file.name) for path in paths for file in Path(path, GROUPS).glob("*"))
+    for group in (*groups, *shared):
         kill_group(group)
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
@@ -153,16 +171,26 @@ def kill_group(group: int, number: int = signal.SIGKILL) -> None:
 
 
 class Process:
-    """A program in a session of its own, its output in a file, killed with the run."""
+    """A program in a session of its own, its output in a file, killed with the run.
 
-    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
+    Args:
+        command: the program and its arguments.
+        log: file that its output is appended to.
+        env: its environment, if not that of this process.
+        run: directory of the run whose processes share it; else it ends with this process.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None, run: Path | None = None
+    ) -> None:
         self.command = list(command)
         self.log = log
         self.env = env
+        self._run = run
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the program; its output is appended to the log file."""
+        """Start the program."""
         with self.log.open("ab") as output:
             self._popen = subprocess.Popen(
                 self.command,
@@ -172,7 +200,10 @@ class Process:
                 env=None if self.env is None else dict(self.env),
                 start_new_session=True,
             )
-        warden.tell("group", self.pid)
+        if self._run is None:
+            warden.tell("group", self.pid)
+        else:
+            (self._run / GROUPS / str(self.pid)).touch()
 
     @property
     def pid(self) -> int:
@@ -228,7 +259,10 @@ class Process:
         if self._popen is not None:
             kill_group(self.pid)
             self._popen.wait()
-            warden.tell("ungroup", self.pid)
+            if self._run is None:
+                warden.tell("ungroup", self.pid)
+            else:
+                (self._run / GROUPS / str(self.pid)).unlink(missing_ok=True)
 
 
 def new_directory(name: str) -> Path:
@@ -276,11 +310,17 @@ def packaged_program(names: Sequence[str] = REDIS_PROGRAMS) -> str | None:
 
 
 class RedisServer:
-    """A Redis or Valkey of the run's own, without persistence."""
+    """A Redis or Valkey of the run's own, without persistence.
 
-    def __init__(self, *options: str) -> None:
+    Args:
+        options: arguments of the program.
+        run: directory of the run whose processes share it.
+    """
+
+    def __init__(self, *options: str, run: Path | None = None) -> None:
         self.options = options
-        self.directory = new_directory("redis")
+        self._run = run
+        self.directory = new_directory("redis") if run is None else run / "redis"
         self.port = 0
         self._process: Process | None = None
 
@@ -317,7 +357,7 @@ class RedisServer:
     def _start_on(self, port: int) -> bool:
         command = [redis_program(), "--port", str(port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.directory)]
-        process = Process([*command, *self.options], self.directory / "server.log")
+        process = Process([*command, *self.options], self.directory / "server.log", run=self._run)
         self._process = process
         ready = "Ready to accept connections"  # in its own log: if the port was taken in between, another one listens
         before = process.output().count(ready)
@@ -387,10 +427,14 @@ class RabbitMQServer:
 
     A node would start a port mapper (epmd) as a daemon and leave it behind; here it finds one
     on a port of its own, started in the foreground, which ends with the node.
+
+    Args:
+        run: directory of the run whose processes share it.
     """
 
-    def __init__(self) -> None:
-        self.directory = new_directory("rabbitmq")
+    def __init__(self, run: Path | None = None) -> None:
+        self._run = run
+        self.directory = new_directory("rabbitmq") if run is None else run / "rabbitmq"
         self.port = 0
         self._processes: list[Process] = []
 
@@ -431,7 +475,7 @@ class RabbitMQServer:
         return "Server startup complete" in self._processes[-1].output()
 
     def _launch(self, command: list[str], name: str, env: Mapping[str, str]) -> None:
-        process = Process(command, self.directory / f"{name}.log", env)
+        process = Process(command, self.directory / f"{name}.log", env, self._run)
         self._processes.append(process)
         process.start()
 

@@ -1,15 +1,18 @@
-"""The fault matrix runs only on request (``pytest tests/faults``); an ordinary run has the checker's tests."""
+"""The fault matrix runs only on request (``pytest tests/faults/matrix``); an ordinary run has the checker's tests."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import RUN
 from tests.faults.harness import FIGURES
 from tests.servers import RabbitMQServer
+
+#: Pools whose rows run each night; those of prefork and threads run in each check.
+NIGHTLY = {"gevent", "eventlet", "solo"}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -18,18 +21,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "matrix" and not asked else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the rows of the other pools, so that ``-m "not nightly"`` leaves them out."""
+    if hasattr(item, "callspec") and not NIGHTLY.isdisjoint(map(str, item.callspec.params.values())):
+        item.add_marker(pytest.mark.nightly)
+
+
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> str | RabbitMQServer:
     """Yield each kind of broker: ``redis`` (the env starts its own) or a RabbitMQ server."""
     return "redis" if request.param == "redis" else request.getfixturevalue("rabbitmq_server")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def _figures(config: pytest.Config) -> Path:
+    return config.stash[RUN].directory / "figures.jsonl"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave the figures of this process to the one that prints them all."""
+    with _figures(session.config).open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in FIGURES)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print each bound with its measured value."""
-    if FIGURES:
+    rows = [json.loads(line) for line in _figures(config).read_text().splitlines()]
+    if rows:
         terminalreporter.section("bounds and figures")
-        for what, bound, measured in FIGURES:
-            terminalreporter.line(f"{what:<78} bound {bound:>12}   measured {measured:>8}")
-    if os.environ.get("FAULTS_FIGURES"):
-        with Path(os.environ["FAULTS_FIGURES"]).open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in FIGURES)
+    for what, bound, measured in sorted(rows, key=lambda row: (int(row[0].split()[0]), row[0])):
+        terminalreporter.line(f"{what:<78} bound {bound:>12}   measured {measured:>8}")

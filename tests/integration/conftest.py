@@ -1,7 +1,7 @@
 """pytest-celery's fixtures with local processes as nodes, and the ``env`` of the tests.
 
 A module chooses its workers by overriding ``worker_specs`` (or ``pool``), and their configuration by
-overriding ``extra_conf``. Equal workers are started once per run and shared by all such modules.
+overriding ``extra_conf``. No other module uses them at the same time; later ones with the same choice do.
 Each test has its own tag, so that tests do not affect each other. A test that harms its worker uses
 ``fresh_worker``.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,24 +28,21 @@ from pytest_celery import (
 )
 
 from tests.integration.environment import WorkerEnvironment
-from tests.integration.nodes import LocalServer, LocalWorker, LocalWorkerNode, WorkerSpec
+from tests.integration.nodes import LocalServer, LocalWorker, LocalWorkerNode, WorkerShelf, WorkerSpec
 from tests.integration.recorder import Recorder
 from tests.integration.tasks import make_app
 from tests.integration.watch import NinetySeconds, Watch
-from tests.servers import RedisServer, new_directory, remove_directory, until
+from tests.lanes import Run
+from tests.servers import RedisServer, until
 
 #: Celery's pools, each of which is tested.
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
-Shelf = Callable[[Sequence[WorkerSpec], Mapping[str, Any]], list[LocalWorker]]
-
 
 @pytest.fixture(scope="session")
-def run_directory() -> Iterator[Path]:
+def run_directory(run: Run) -> Path:
     """Return the directory of the workers' logs and the bodies' records."""
-    directory = new_directory("run")
-    yield directory
-    remove_directory(directory)
+    return run.directory
 
 
 @pytest.fixture(scope="session")
@@ -56,25 +52,9 @@ def recorder(run_directory: Path) -> Recorder:
 
 
 @pytest.fixture(scope="session")
-def worker_shelf(run_directory: Path) -> Iterator[Shelf]:
-    """Yield the workers of the whole run: equal requests get the same workers, and dead ones are replaced."""
-    shelf: list[LocalWorker] = []
-
-    def take(spec: WorkerSpec, conf: Mapping[str, Any]) -> LocalWorker:
-        for worker in shelf:
-            alike = worker.spec == spec and worker.shared_conf == dict(conf)
-            if alike and worker.status == "running":
-                return worker
-        worker = LocalWorker(spec, conf, run_directory)
-        shelf.append(worker)
-        worker.start()
-        return worker
-
-    yield lambda specs, conf: [take(spec, conf) for spec in specs]
-    for worker in shelf:
-        worker.signal_all(signal.SIGKILL)
-    for worker in shelf:
-        worker.end()
+def worker_shelf(run: Run) -> WorkerShelf:
+    """Return the workers of the whole run."""
+    return WorkerShelf(run)
 
 
 # -- fixtures that a module may override ---------------------------------------------------------
@@ -147,10 +127,19 @@ def base_conf(
 
 @pytest.fixture(scope="module")
 def local_workers(
-    worker_shelf: Shelf, worker_specs: Sequence[WorkerSpec], base_conf: dict[str, Any]
-) -> list[LocalWorker]:
+    request: pytest.FixtureRequest,
+    worker_shelf: WorkerShelf,
+    worker_specs: Sequence[WorkerSpec],
+    base_conf: dict[str, Any],
+) -> Iterator[list[LocalWorker]]:
     """The module's worker processes, starting."""
-    return worker_shelf(worker_specs, base_conf)
+    workers = [worker_shelf.take(spec, base_conf) for spec in worker_specs]
+    yield workers
+    for worker in workers:
+        if "own_store" in request.fixturenames:  # no other module has it
+            worker.end()
+        else:
+            worker_shelf.give_back(worker)
 
 
 @contextlib.contextmanager
@@ -226,14 +215,9 @@ def fresh_worker(
 # -- bodies of 90 s ------------------------------------------------------------------------------
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Check the 90-second bodies last, because they run during the other tests."""
-    items.sort(key=lambda item: "test_ninety_seconds" in item.name)
-
-
 @pytest.fixture(scope="session")
 def ninety_seconds(
-    redis_server: RedisServer, worker_shelf: Shelf, run_directory: Path, recorder: Recorder
+    redis_server: RedisServer, worker_shelf: WorkerShelf, run_directory: Path, recorder: Recorder
 ) -> NinetySeconds:
     """Return one body of 90 s in each pool, in its own worker; duplicates go to another worker."""
     conf = {
@@ -242,7 +226,7 @@ def ninety_seconds(
         "test_directory": str(run_directory),
     }
     specs = [WorkerSpec("threads", copy=9), *(WorkerSpec(pool, 1, copy=9) for pool in POOLS)]
-    elsewhere, *workers = worker_shelf(specs, conf)
+    elsewhere, *workers = [worker_shelf.take(spec, conf) for spec in specs]
     app = make_app({**conf, "task_default_queue": elsewhere.worker_queue()})
     forget_results(app)
 
@@ -255,10 +239,3 @@ def ninety_seconds(
         return Watch(job, tag, result, recorder, redis.Redis.from_url(conf["broker_url"]))
 
     return NinetySeconds({w.spec.pool: functools.partial(start, w) for w in workers})
-
-
-@pytest.fixture(scope="session", autouse=True)
-def start_long_bodies(request: pytest.FixtureRequest) -> None:
-    """Start the 90-second bodies first, if this run includes their tests."""
-    if any("test_ninety_seconds" in item.name for item in request.session.items):
-        request.getfixturevalue("ninety_seconds")

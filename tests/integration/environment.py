@@ -18,7 +18,7 @@ from pytest_celery import CeleryTestSetup
 
 from tests.integration.nodes import LocalWorkerNode
 from tests.integration.recorder import Event, Recorder
-from tests.integration.tasks import lock_tag
+from tests.integration.tasks import lock_tag, no_publish
 from tests.servers import until
 
 #: Seconds for which a test waits for a result that is due soon.
@@ -163,11 +163,10 @@ class WorkerEnvironment:
         return isinstance(result.result, ChordError)
 
     def allow_publishing(self, allowed: bool) -> None:
-        """Let publishing by workers work or fail; this process can always publish."""
-        if allowed:
-            self.recorder.lower_flag("no-publish")
-        else:
-            self.recorder.raise_flag("no-publish")
+        """Let publishing by the workers work or fail; this process can always publish."""
+        for node in self.setup.worker_cluster:
+            flag = no_publish(node.worker_queue)
+            self.recorder.lower_flag(flag) if allowed else self.recorder.raise_flag(flag)
 
     # -- messages --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import psutil
 from celery import Celery
 from pytest_celery import CeleryTestWorker
 
+from tests.lanes import AdoptedProcess, Run
 from tests.servers import Process, RabbitMQServer, RedisServer, until
 
 #: Default concurrency of a worker.
@@ -96,14 +97,23 @@ class WorkerSpec:
 
 
 class LocalWorker(LocalContainer):
-    """A real ``celery worker`` process with a queue of its own."""
+    """A real ``celery worker`` process with a queue of its own.
 
-    def __init__(self, spec: WorkerSpec, conf: Mapping[str, Any], directory: Path) -> None:
-        super().__init__(f"{spec.pool}-{secrets.token_hex(4)}")
+    Args:
+        spec: what distinguishes it.
+        conf: configuration that others have too.
+        directory: of its log.
+        run: directory of the run whose lanes lend it to each other; else it ends with this process.
+        name: of a worker that runs already.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, conf: Mapping[str, Any], directory: Path, run: Path | None = None, name: str = ""
+    ) -> None:
+        super().__init__(name or f"{spec.pool}-{secrets.token_hex(4)}")
         self.spec = spec
-        self.shared_conf = dict(conf)
         self.conf = {**conf, **spec.conf, "task_default_queue": f"queue-{self.name}"}
-        self.process = Process(self._command(), directory / f"{self.name}.log", self._env())
+        self.process = Process(self._command(), directory / f"{self.name}.log", self._env(), run)
 
     def _command(self) -> list[str]:
         spec = self.spec
@@ -221,6 +231,38 @@ class LocalWorkerNode(CeleryTestWorker):
 
 def _number(name: str | int) -> int:
     return int(name if isinstance(name, int) else signal.Signals[name])
+
+
+class WorkerShelf:
+    """Workers that the lanes of a run lend to each other.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def take(self, spec: WorkerSpec, conf: Mapping[str, Any]) -> LocalWorker:
+        """Return a worker that nobody else uses: one that was given back, or a new one, which is starting."""
+        kind, run = json.dumps([astuple(spec), conf], sort_keys=True), self._run.directory
+        with self._run.shared("workers") as known:
+            for name, one in known.items():
+                if one["kind"] == kind and one["free"]:
+                    worker = LocalWorker(spec, conf, run, run, name)
+                    worker.process = AdoptedProcess(worker.process, run, one["pid"])
+                    one["free"] = False
+                    if worker.status == "running":
+                        return worker
+            worker = LocalWorker(spec, conf, run, run)
+            worker.start()
+            known[worker.name] = {"kind": kind, "pid": worker.process.pid, "free": False}
+        return worker
+
+    def give_back(self, worker: LocalWorker) -> None:
+        """Let others take a worker."""
+        with self._run.shared("workers") as known:
+            known[worker.name]["free"] = True
 
 
 def start_workers(specs: Sequence[WorkerSpec], conf: Mapping[str, Any], directory: Path) -> list[LocalWorker]:

@@ -460,13 +460,18 @@ class LateRetries(RedisBackend):
 # -- the app -------------------------------------------------------------------------------------
 
 
+def no_publish(queue: str) -> str:
+    """Return the flag that keeps the worker with this default queue from publishing."""
+    return f"no-publish-{queue}"
+
+
 class FragileCelery(Celery):
-    """An app that cannot publish in a worker while the test has set the flag ``no-publish``."""
+    """An app that cannot publish in a worker while the test has set its flag ``no_publish``."""
 
     in_worker = False
 
     def producer_or_acquire(self, *args: Any, **kwargs: Any) -> Any:
-        if self.in_worker and recorder_of(self).is_raised("no-publish"):
+        if self.in_worker and recorder_of(self).is_raised(no_publish(self.conf.task_default_queue)):
             raise OperationalError("the broker takes no messages")
         return super().producer_or_acquire(*args, **kwargs)
 

@@ -26,7 +26,13 @@ from tests.integration.tasks import lock_tag
 from tests.integration.watch import NinetySeconds, Watch
 from tests.servers import RedisServer, until
 
+pytestmark = pytest.mark.long
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def start_long_bodies(ninety_seconds: NinetySeconds) -> None:
+    """Start the bodies of 90 s first: they run during the other tests of this file."""
 
 
 @pytest.fixture(scope="module")
@@ -80,16 +86,6 @@ def assert_never_lost(watch: Watch) -> None:
     assert watch.copies >= 3
     assert 1 == watch.starts
     assert [] == watch.lost
-
-
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("pool", POOLS)
-def test_ninety_seconds(ninety_seconds: NinetySeconds, pool: str) -> None:
-    """A body of 90 s keeps a lock whose TTL is 2 s, and no duplicate of it runs."""
-    watch = ninety_seconds.watch(pool)
-    assert_never_lost(watch)
-    assert watch.duration >= 89
-    assert watch.copies >= 40
 
 
 @pytest.mark.timeout(240)
@@ -153,3 +149,13 @@ def test_failing_receivers_hurt_nothing(env: WorkerEnvironment) -> None:
     seen = {event["what"] for event in env.lock_signals(key)}
     assert seen >= {"lock_acquired", "lock_renewed", "lock_released", "duplicate"}
     assert "done" == env.get(env.job("skip_short").delay(env.tag))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("pool", POOLS)
+def test_ninety_seconds(ninety_seconds: NinetySeconds, pool: str) -> None:
+    """A body of 90 s keeps a lock whose TTL is 2 s, and no duplicate of it runs."""
+    watch = ninety_seconds.watch(pool)
+    assert_never_lost(watch)
+    assert watch.duration >= 89
+    assert watch.copies >= 40
