@@ -8,7 +8,9 @@ import os
 from celery import signals
 
 from tests.integration.tasks import chatty_library, make_app, record_signals
+from tests.stacks import install
 
+install()
 app = make_app(json.loads(os.environ["SINGLETON_TEST_CONF"]))
 app.in_worker = True
 record_signals(app)
