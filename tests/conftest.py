@@ -16,8 +16,10 @@ from celery import _state
 from celery.signals import task_postrun, worker_init, worker_ready
 
 from celery_singleton_lock import signals
+from tests.integration.nodes import LocalWorker
 from tests.lanes import Run
 from tests.servers import RabbitMQServer, RedisServer, ServerMissing, new_directory, rabbitmq_required, warden
+from tests.stacks import is_timeout, last_minute, stacks_of
 
 #: Variable of the environment with the directory of the run.
 RUN_DIRECTORY = "SINGLETON_TEST_RUN"
@@ -111,6 +113,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if item.get_closest_marker("timed"):
         item.config.stash[RUN].wait_until_alone()
     return (yield)
+
+
+# -- reports -------------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, object, pytest.TestReport]:
+    """Show where the workers of a test hang that waited in vain, and what they logged last."""
+    report = yield
+    if call.excinfo is not None and is_timeout(call.excinfo.value):
+        for worker in LocalWorker.in_use:
+            report.sections.append((f"stacks of {worker.name}", stacks_of(worker.process)))
+            report.sections.append((f"last minute of {worker.name}", last_minute(worker.logs())))
+    return report
 
 
 # -- fixtures ------------------------------------------------------------------------------------

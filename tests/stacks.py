@@ -10,22 +10,45 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
+import celery.exceptions
 import psutil
+import pytest
 
-from tests.servers import Process
+from tests.servers import NotInTime, Process
 
 #: Ignored by processes that have not called `install`; Celery, billiard, gevent and the library use it for nothing.
 SIGNAL = signal.SIGWINCH
 
 STDERR = 2
+
+#: The time in a line of Celery's log.
+LOGGED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3}: ")
 END = "-- end of stacks --"
+
+
+def is_timeout(error: BaseException) -> bool:
+    """Tell whether a test waited in vain, or pytest-timeout ended it."""
+    if isinstance(error, pytest.fail.Exception):
+        return str(error).startswith("Timeout")
+    return isinstance(error, (NotInTime, TimeoutError, celery.exceptions.TimeoutError, subprocess.TimeoutExpired))
+
+
+def last_minute(log: str, now: datetime | None = None) -> str:
+    """Return what a worker logged in the last 60 s."""
+    since = f"{(now or datetime.now()) - timedelta(seconds=60):%Y-%m-%d %H:%M:%S}"
+    lines = log.splitlines(keepends=True)
+    late = (number for number, line in enumerate(lines) if (at := LOGGED.match(line)) and at[1] >= since)
+    return "".join(lines[next(late, len(lines)) :])
 
 
 def install() -> None:

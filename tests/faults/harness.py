@@ -27,6 +27,7 @@ from tests.faults.proxy import Proxy
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.faults.tasks import make_app
 from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
+from tests.stacks import is_timeout, stacks_of
 
 #: Seconds within which the lease of a killed child is released, whatever its TTL.
 CHILD_BOUND = 6.0
@@ -181,6 +182,8 @@ class WorkerEnvironment:
         try:
             if kind is not None:
                 print(self.story())
+            if error is not None and is_timeout(error):
+                print(*(stacks_of(worker.process) for worker in self.workers))
         finally:
             for worker in self.workers:
                 worker.process.signal_all(signal.SIGCONT)

@@ -15,7 +15,9 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.faults.tasks import ledger_of, make_app, record_signals
+from tests.stacks import install
 
+install()
 conf = json.loads(os.environ["FAULTS_CONF"])
 app = make_app(conf)
 record_signals(app)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import celery
 import psutil
@@ -107,6 +107,9 @@ class LocalWorker(LocalContainer):
         name: of a worker that runs already.
     """
 
+    #: Those that this process has started or taken, and neither ended nor given back.
+    in_use: ClassVar[list[LocalWorker]] = []
+
     def __init__(
         self, spec: WorkerSpec, conf: Mapping[str, Any], directory: Path, run: Path | None = None, name: str = ""
     ) -> None:
@@ -145,6 +148,7 @@ class LocalWorker(LocalContainer):
     def start(self) -> None:
         """Start the process without waiting until it is ready."""
         self.process.start()
+        self.in_use.append(self)
 
     def wait_until_ready(self, app: Celery, timeout: float = 45.0) -> None:
         """Wait for the answer to a ping.
@@ -191,6 +195,7 @@ class LocalWorker(LocalContainer):
     def end(self) -> None:
         """End the process at once and for good."""
         self.process.kill()
+        self.in_use.remove(self)
 
     def version(self) -> str:
         return str(celery.__version__)
@@ -253,6 +258,7 @@ class WorkerShelf:
                     worker.process = AdoptedProcess(worker.process, run, one["pid"])
                     one["free"] = False
                     if worker.status == "running":
+                        worker.in_use.append(worker)
                         return worker
             worker = LocalWorker(spec, conf, run, run)
             worker.start()
@@ -261,6 +267,7 @@ class WorkerShelf:
 
     def give_back(self, worker: LocalWorker) -> None:
         """Let others take a worker."""
+        worker.in_use.remove(worker)
         with self._run.shared("workers") as known:
             known[worker.name]["free"] = True
 

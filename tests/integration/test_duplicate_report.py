@@ -157,7 +157,7 @@ class TestEvent:
     def test_skip_is_in_the_event_stream(self, env: WorkerEnvironment) -> None:
         """A skip sends its own kind of event, so that it can be counted and monitored."""
         holder = env.hold("skip")
-        with EventStream(env.app) as stream:
+        with EventStream(env) as stream:
             duplicate = env.job("skip").delay(env.tag)
             assert env.get(duplicate) is None
 
@@ -173,7 +173,7 @@ class TestEvent:
     def test_lost_lock_is_in_the_event_stream(self, env: WorkerEnvironment) -> None:
         """A lost lock sends an event, which names the task, the lock and the reason."""
         holder = env.hold("skip_short")
-        with EventStream(env.app) as stream:
+        with EventStream(env) as stream:
             env.job("skip_short").force_unlock(env.tag)  # type: ignore[attr-defined]
 
             def lost() -> list[Event]:
@@ -188,7 +188,7 @@ class TestEvent:
     def test_run_in_its_place(self, env: WorkerEnvironment, name: str) -> None:
         """The event, the signal and the log line of a message that does not run name the one that waits in its place."""
         env.hold(name)
-        with EventStream(env.app) as stream:
+        with EventStream(env) as stream:
             options = {"lock_options": {"lock_ttl": 1}}  # its copy comes soon
             results = [env.job(name).apply_async((env.tag,), **options)]
             env.worker.wait_for_lines(results[0].id, "waits in line")

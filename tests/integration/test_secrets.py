@@ -46,7 +46,7 @@ class Leaks:
     def __init__(self, env: WorkerEnvironment, store: RedisServer, directory: Path) -> None:
         self.secret = f"s3cret{secrets.token_hex(8)}"
         self._bench, self._store, self._directory = env, store, directory
-        self._stream = EventStream(env.app)
+        self._stream = EventStream(env)
 
     def __enter__(self) -> Leaks:
         self._stream.__enter__()

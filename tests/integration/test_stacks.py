@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +16,9 @@ from tests.integration.conftest import POOLS
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
-from tests.stacks import END, stacks_of
+from tests.stacks import END, last_minute, stacks_of
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module", params=POOLS)
@@ -57,3 +64,34 @@ def test_ended(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     until(lambda: "stopped" in stacks_of(process, timeout=0.1), "it is stopped")
     process.kill()
     assert "has ended" in stacks_of(process)
+
+
+HANGS = """
+import pytest
+from tests.integration.conftest import *
+
+def test_it(env):
+    env.hold()
+    env.wait_for("never", timeout=0.1)
+"""
+
+
+def test_report(tmp_path: Path) -> None:
+    """When a test has waited in vain, its report shows the stacks of its workers and what they logged in the last minute."""
+    (tmp_path / "test_it.py").write_text(HANGS)
+    (tmp_path / "tests").symlink_to(ROOT)
+    (tmp_path / "conftest.py").symlink_to(ROOT / "conftest.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+    said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False).stdout
+    assert "NotInTime: not within 0.1 s: never number 1" in said
+    stacks, logged = said.split("- stacks of prefork-")[1].split("- last minute of prefork-")
+    assert "wait_for_flag" in stacks
+    assert "job.skip" in logged
+
+
+def test_last_minute() -> None:
+    """Of a log, the lines of the last 60 s are shown, with those that belong to them."""
+    log = "[2026-01-01 10:00:00,000: INFO/Main] old\n  more\n[2026-01-01 10:00:30,000: INFO/Main] new\n  more\n"
+    assert "[2026-01-01 10:00:30,000: INFO/Main] new\n  more\n" == last_minute(log, datetime(2026, 1, 1, 10, 1, 10))
+    assert "" == last_minute(log, datetime(2026, 1, 1, 11))

@@ -63,6 +63,19 @@ def pool(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def extra_conf(own_store: RedisServer) -> dict[str, Any]:
+    """Locks of their own: others must neither be listed nor held by an operator."""
+    return {"singleton_lock_url": own_store.url()}
+
+
+@pytest.fixture
+def empty_store() -> Iterator[RedisServer]:
+    """A store that no worker knows."""
+    with RedisServer() as server:
+        yield server
+
+
 def command(directory: Path, *words: str, **more: str) -> Any:
     """Run `celery -A bare` with an app that knows these servers, and with more variables of the environment."""
     line, env = line_of(directory, *words, **more)
@@ -595,7 +608,7 @@ def test_check(env: WorkerEnvironment, celery: Run, quick: Quick) -> None:
 
 
 @one_pool
-def test_check_without_answer(celery: Run, quick: Quick, own_store: RedisServer) -> None:
+def test_check_without_answer(celery: Run, quick: Quick, empty_store: RedisServer) -> None:
     """If the store is away, missing, or knows no task, and after a wrong option, the status is UNKNOWN, in one line."""
     away = f"redis://127.0.0.1:{free_port()}/0"
     done = celery("-b", "memory://", "singleton", "check", store=None)
@@ -604,7 +617,7 @@ def test_check_without_answer(celery: Run, quick: Quick, own_store: RedisServer)
     for found, said in [
         (quick("check", store=away), "the store of locks: the store could not be reached"),
         (quick("check", store="memory://"), "memory:// keeps no records"),
-        (quick("check", store=own_store.url()), "no worker has registered a task"),
+        (quick("check", store=empty_store.url()), "no worker has registered a task"),
         (quick("check", "--task", "job.skp"), "no worker has registered job.skp"),
         (quick("check", "--max-age", "soon"), "Invalid value for '--max-age'"),
     ]:
@@ -808,9 +821,9 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
 
 
 @one_pool
-def test_unregistered_task(env: WorkerEnvironment, own_store: RedisServer, quick: Quick) -> None:
+def test_unregistered_task(env: WorkerEnvironment, empty_store: RedisServer, quick: Quick) -> None:
     """Locks of a task that no worker has registered are found by its name; a hold of one is listed, but not one of the name."""
-    store = own_store.url()
+    store = empty_store.url()
     wanted = LeaseRequest("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
     RedisStore(connector(store, {}), history=100).acquire(wanted)
     unknown = "Warning: no worker has registered a task in this store yet; each does so every minute"
