@@ -39,5 +39,5 @@ class EventStream:
 
     def __exit__(self, *exc_info: object) -> None:
         self._receiver.should_stop = True
-        self._thread.join(10)
+        self._thread.join(60)
         self._connection.release()

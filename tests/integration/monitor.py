@@ -20,7 +20,8 @@ class Monitor:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._client = redis.Redis.from_url(url, single_connection_client=True)
+        # No timeout: a server that has nothing to tell, or that a test has stopped, ends no record.
+        self._client = redis.Redis.from_url(url, single_connection_client=True, socket_timeout=None)
         self._lines: list[tuple[str, str]] = []  # the client's address and port, and its command
         self._marker = ""
         self._names = 0
@@ -33,12 +34,12 @@ class Monitor:
         self._mark = secrets.token_hex(8)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         self._connections_before = self._count_connections()
         return self
 
     def _listen(self) -> None:
-        with redis.Redis.from_url(self._url).monitor() as monitor:
+        with redis.Redis.from_url(self._url, socket_timeout=None).monitor() as monitor:
             self._ready.set()
             for line in monitor.listen():
                 sender = f"{line['client_address']}:{line['client_port']}"
@@ -56,7 +57,7 @@ class Monitor:
         with contextlib.closing(self._client):
             made = self._count_connections() - self._connections_before
             self._client.echo(self._mark)
-        self._thread.join(10)
+        self._thread.join(60)
         self.connections = made - self._names
         assert self._marker, "the end of the record was not seen"
 

@@ -46,7 +46,10 @@ from tests.integration.recorder import Recorder
 HOLD = 150.0
 
 #: Short delays for tests; a real policy would wait longer.
-SOON = RetryLater(delay=0.2, backoff=1.0, max_delay=0.2, jitter=0.0, max_wait=60.0)
+SOON = RetryLater(delay=0.2, backoff=1.0, max_delay=0.2, jitter=0.0, max_wait=600.0)
+
+#: Seconds of a quiet time: longer than a moment of slowness between two calls.
+QUIET = 8.0
 
 
 class Boom(Exception):
@@ -101,12 +104,30 @@ def _hold_watching(task: Task, tag: str, seconds: float) -> str:
     return "supervised"
 
 
+def _hold_looking(task: Task, tag: str, seconds: float) -> str:
+    """Sleep in small steps, and record at each whether the lease is held."""
+    recorder, end = recorder_of(task.app), time.monotonic() + (seconds or HOLD)
+    while time.monotonic() < end and not recorder.is_raised(f"{tag}.go"):
+        recorder.note(tag, "held" if task.lease.held else "not-held")
+        time.sleep(0.05)
+    return "looked"
+
+
 def _obey(task: Task, tag: str, seconds: float) -> str:
     """Go on for a moment after the lease is no longer held, and return."""
     while task.lease.held:
         time.sleep(0.02)
     recorder_of(task.app).note(tag, "not-held")
     time.sleep(seconds)
+    return "obeyed"
+
+
+def _obey_later(task: Task, tag: str, seconds: float) -> str:
+    """Go on until the body is let go after the lease is no longer held, and return."""
+    while task.lease.held:
+        time.sleep(0.02)
+    recorder_of(task.app).note(tag, "not-held")
+    _hold(task, tag, seconds)
     return "obeyed"
 
 
@@ -123,13 +144,13 @@ def _sleep(task: Task, tag: str, seconds: float) -> str:
 
 
 def _sleep_swallowing(task: Task, tag: str, seconds: float) -> str:
-    """Ignore a raised exception, like a body with a bare ``except``."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    """Ignore a raised exception, like a body with a bare ``except``, until the body is let go."""
+    recorder, end = recorder_of(task.app), time.monotonic() + (seconds or HOLD)
+    while time.monotonic() < end and not recorder.is_raised(f"{tag}.go"):
         try:
             time.sleep(0.05)
         except BaseException as wish:
-            recorder_of(task.app).note(tag, "swallowed", error=type(wish).__name__)
+            recorder.note(tag, "swallowed", error=type(wish).__name__)
     return "swallowed"
 
 
@@ -270,7 +291,9 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _hold_own,
         _hold_raise,
         _hold_watching,
+        _hold_looking,
         _obey,
+        _obey_later,
         _ensure,
         _sleep,
         _sleep_swallowing,
@@ -497,9 +520,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "skip_short": {"on_duplicate": "skip", "lock_ttl": 2},
     "skip_shortest": {"on_duplicate": "skip", "lock_ttl": 1},
     "told": {"on_duplicate": "skip", "lock_ttl": 2, "on_lock_lost": "raise"},
-    "long": {"on_duplicate": "skip", "lock_ttl": 60},
-    "soft_limit": {"lock_ttl": 60, "soft_time_limit": 1},
-    "hard_limit": {"lock_ttl": 60, "time_limit": 1},
+    "long": {"on_duplicate": "skip", "lock_ttl": 600},
+    "soft_limit": {"lock_ttl": 600, "soft_time_limit": 1},
+    "hard_limit": {"lock_ttl": 600, "time_limit": 1},
     "auto": {
         "on_duplicate": "raise",
         "autoretry_for": (Exception,),
@@ -510,28 +533,30 @@ JOBS: dict[str, dict[str, Any]] = {
     "auto_later": {
         "autoretry_for": (Boom,),
         "max_retries": 3,
-        "default_retry_delay": 60,
+        "default_retry_delay": 600,
+        "lock_ttl": 600,
     },
     "own_retries": {"on_duplicate": Skip("already", own_retries=True)},
-    "auto_own": {"autoretry_for": (Boom,), "max_retries": 3, "retry_backoff": False, "default_retry_delay": 2},
+    "auto_own": {"autoretry_for": (Boom,), "max_retries": 3, "retry_backoff": False, "default_retry_delay": 10},
     "limit": {"lock_limit": 3, "on_duplicate": SOON},
-    "limit_skip": {"lock_limit": 2, "lock_ttl": 60},
+    "limit_skip": {"lock_limit": 2, "lock_ttl": 600},
     "limit_by_plan": {"lock_limit": lambda tag: 2 if tag.endswith("paid") else 1},
     "limit_wait": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 4},
     "limit_wait_long": {"lock_limit": 3, "on_duplicate": "wait", "lock_ttl": 60},
     "limit_once_more": {"lock_limit": 2, "on_duplicate": "run_once_more", "lock_ttl": 60},
     "limit_publish": {"lock_limit": 2, "lock_from": "publish", "lock_ttl": 60},
     "limit_publish_wait": {"lock_limit": 2, "lock_from": "publish", "on_duplicate": "wait", "lock_ttl": 60},
-    "limit_starts": {"lock_limit": 3, "max_starts": 1, "lock_ttl": 60},
+    "limit_starts": {"lock_limit": 3, "max_starts": 1, "lock_ttl": 600},
     "late": {"acks_late": True, "on_duplicate": SOON},
     "comes_back": {"acks_late": True, "reject_on_worker_lost": True},
-    "throttled": {"lock_ttl": 60, "lock_at_least": 3},
-    "throttled_retry": {"lock_ttl": 60, "lock_at_least": 3, "on_duplicate": SOON},
+    "throttled": {"lock_ttl": 600, "lock_at_least": 600},
+    "throttled_briefly": {"lock_ttl": 600, "lock_at_least": 3},
+    "throttled_retry": {"lock_ttl": 600, "lock_at_least": 3, "on_duplicate": SOON},
     "capped": {"lock_ttl": 2, "lock_at_most": 3},
     "capped_told": {"lock_ttl": 2, "lock_at_most": 3, "on_lock_lost": "raise"},
     "poison": {"acks_late": True, "reject_on_worker_lost": True, "max_starts": 2, "lock_ttl": 2},
-    "once": {"max_starts": 1, "lock_ttl": 60},
-    "once_limited": {"max_starts": 1, "lock_ttl": 60, "time_limit": 1},
+    "once": {"max_starts": 1, "lock_ttl": 600},
+    "once_limited": {"max_starts": 1, "lock_ttl": 600, "time_limit": 1},
     "tried": {"max_starts": MaxStarts(2, per=600, count="unsuccessful"), "autoretry_for": (TooManyStarts,)},
     "store_retry": {"on_duplicate": SOON, "on_store_error": "retry"},
     "store_retry_late": {"on_duplicate": SOON, "on_store_error": "retry", "acks_late": True},
@@ -563,7 +588,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "join_late": {"on_duplicate": "join", "acks_late": True, "reject_on_worker_lost": True, "lock_ttl": 3},
     "join_impatient": {"on_duplicate": Join(max_wait=1.5)},
     "join_silent": {"on_duplicate": "join", "ignore_result": True},
-    "join_throttled": {"on_duplicate": "join", "lock_at_least": 3, "lock_ttl": 2},
+    "join_throttled": {"on_duplicate": "join", "lock_at_least": 600, "lock_ttl": 600},
     "join_publish": {"on_duplicate": "join", "lock_from": "publish"},
     "join_auto": {
         "on_duplicate": "join",
@@ -577,13 +602,13 @@ JOBS: dict[str, dict[str, Any]] = {
     "replace_told": {"on_duplicate": Replace(grace=120), "lock_ttl": 60, "on_lock_lost": "raise"},
     "replace_hard": {"on_duplicate": Replace(grace=2), "lock_ttl": 60},
     "replace_chosen": {"on_duplicate": lambda task, holder: Replace(grace=1.5), "lock_ttl": 60},
-    "replace_impatient": {"on_duplicate": Replace(grace=120, max_wait=1.5), "lock_ttl": 1},
+    "replace_impatient": {"on_duplicate": Replace(grace=120, max_wait=8), "lock_ttl": 1},
     "replace_late": {"on_duplicate": "replace", "lock_ttl": 60, "acks_late": True, "reject_on_worker_lost": True},
     "replace_auto": {"on_duplicate": "replace", "on_lock_lost": "raise", "autoretry_for": (Exception,)},
     "replace_throttled": {"on_duplicate": "replace", "lock_at_least": 4, "lock_ttl": 2},
     "replace_publish": {"on_duplicate": "replace", "lock_from": "publish", "on_lock_lost": "raise"},
-    "debounce": {"on_duplicate": RunOnceMore(quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
-    "debounce_latest": {"on_duplicate": RunOnceMore(keep="latest", quiet=1.0, max_quiet=4.0), "lock_ttl": 60},
+    "debounce": {"on_duplicate": RunOnceMore(quiet=QUIET, max_quiet=2 * QUIET), "lock_ttl": 60},
+    "debounce_latest": {"on_duplicate": RunOnceMore("latest", QUIET, 2 * QUIET), "lock_ttl": 60},
     "everything": {  # that goes together
         "unique_on": None,
         "lock_key": "{tag}",

@@ -5,21 +5,26 @@ The commands of each policy are in three tables: `RUNS`, `DUPLICATES` and `PUBLI
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 import redis
+from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask, RetryLater
 from celery_singleton_lock.policies import NAMED
-from tests.integration.environment import WorkerEnvironment
+from tests.in_time import in_time
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import RedisServer, until
 
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
+#: Seconds: no lease with this TTL is renewed, and none expires, during a test.
+LONG = 600.0
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +73,12 @@ def test_a_run_costs_two_commands(env: WorkerEnvironment, queue: str, own_store:
 @pytest.mark.parametrize("name", ["long", "raising", "impatient"], ids=["skip", "raise", "retry"])
 def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
     """A duplicate sends one refused acquire for each delivery; the answer includes the holder."""
-    env.hold(name, queue=elsewhere(env, queue))
+    holder = env.hold(name, queue=elsewhere(env, queue), lock_options={"lock_ttl": LONG})
     with Monitor(own_store.url()) as monitor:
-        env.job(name).apply_async((env.tag,), queue=queue).get(timeout=20, propagate=False)
+        env.job(name).apply_async((env.tag,), queue=queue).get(timeout=SOON, propagate=False)
         env.finish_node(queue)
+    env.let_go()  # its release is not for the next test's monitor
+    env.get(holder)
     deliveries = len(env.lock_signals(env.key(name), "duplicate"))
     assert (deliveries, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     assert deliveries > 1 if name == "impatient" else deliveries == 1
@@ -86,7 +93,7 @@ def test_options_cost_no_command(env: WorkerEnvironment, queue: str, own_store: 
         env.get(job.apply_async((env.tag,), queue=queue))
         env.finish_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
-    if name == "throttled":
+    if name == "throttled":  # its hold lasts for ten minutes
         with Monitor(own_store.url()) as monitor:
             assert env.get(job.apply_async((env.tag,), queue=queue)) is None
             env.finish_node(queue)
@@ -107,7 +114,7 @@ def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: Red
     for result in results:
         env.get(result)
     client = redis.Redis.from_url(own_store.url())
-    until(lambda: not list(client.scan_iter("*:lock:*")), "no lock is left")
+    until(lambda: not list(client.scan_iter("*{job.skip}:lock:*")), "no lock is left")
     once = (b":fence", b":registry", b":stats", b":history", b"singleton:tasks")
     assert [] == [key for key in client.scan_iter("*") if client.ttl(key) == -1 and not key.endswith(once)]
     client.close()
@@ -115,8 +122,8 @@ def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: Red
 
 # -- the commands of each policy -------------------------------------------------------------------
 
-#: Seconds after which the delayed copy of a message in line comes.
-TTL = 2.0
+#: Options of a holder whose lease is not renewed while commands are counted.
+HOLDS = {"lock_options": {"lock_ttl": LONG}}
 #: A job of each policy, and of other options -> the commands of a run without a duplicate.
 RUNS = {
     "long": "acquire release",
@@ -223,10 +230,15 @@ VERBS = {
 
 
 def wait_until_idle(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
-    """Wait until a worker has no message left, delayed ones included."""
-    inspect, name = env.app.control.inspect([node.hostname()], timeout=2.0), node.hostname()
+    """Wait until a worker has no message left, delayed ones and those in its queue included."""
+    inspect, name = env.app.control.inspect([node.hostname()], timeout=SOON), node.hostname()
     states = (inspect.scheduled, inspect.reserved, inspect.active)  # in the order in which a message has them
-    until(lambda: all((state() or {name: True})[name] == [] for state in states), f"{name} has nothing left")
+
+    def is_idle() -> bool:
+        with contextlib.closing(redis.Redis.from_url(env.app.conf.broker_url)) as broker:
+            return not broker.exists(node.worker_queue) and all((ask() or {name: True})[name] == [] for ask in states)
+
+    until(lambda: is_idle() and is_idle(), f"{name} has nothing left")
 
 
 def test_every_policy_is_counted() -> None:
@@ -248,44 +260,58 @@ def test_commands_of_a_run(env: WorkerEnvironment, queue: str, own_store: RedisS
 def test_commands_of_a_duplicate(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
     """A duplicate costs these commands until it is decided or stands in line, and these in the rest of its life."""
     cost, node = DUPLICATES[name], next(node for node in env.setup.worker_cluster if node.worker_queue == queue)
-    options = {"lock_options": {**cost.options, "lock_ttl": TTL}}
-    elsewhere = env.worker_of("gevent").worker_queue
-    holders = [env.hold(cost.job, acts="hold_own", queue=elsewhere, **options) for _ in range(cost.holders)]
-    with Monitor(own_store.url()) as monitor:
-        result = env.job(cost.job).apply_async((env.tag,), queue=queue, **options)
-        node.wait_for_lines(result.id, cost.logged)
-        decided = scripts_of(monitor.so_far())
-        if cost.look:
-            node.wait_for_lines(result.id, "received", count=3)
-        hold_ends = env.starts()[0]["at"] + (getattr(env.job(cost.job), "lock_at_least", 0) or 0)
-        until(lambda: time.monotonic() > hold_ends, "the holder's end leaves no hold")
-        env.let_go(holders[0].id)
-        env.get(holders[0])
-        result.get(timeout=20, propagate=False)
-        wait_until_idle(env, node)
-    env.let_go()
-    for holder in holders:
-        env.get(holder)
+    decided, afterwards, result = in_time(lambda ttl: commands_before_a_copy(env, own_store, node, cost, ttl))
     assert cost.decided.split() == decided
-    afterwards = scripts_of(monitor.commands)[len(decided) :]
     afterwards.remove("release")  # the holder's
     looks = len(node.lines(result.id, "received")) - 2 if cost.look else 0
     assert [*[cost.look] * looks, *cost.afterwards.split()] == afterwards
 
 
-@pytest.mark.parametrize("queue", ["prefork"], indirect=True)
+def commands_before_a_copy(
+    env: WorkerEnvironment, own_store: RedisServer, node: LocalWorkerNode, cost: Duplicate, ttl: float
+) -> tuple[list[str], list[str], AsyncResult] | None:
+    """Let a duplicate meet its holders, and one of these end before the duplicate's delayed copy comes.
+
+    Return the commands until it is decided, and those after that, and the duplicate; None if the copy may have come earlier.
+    """
+    tag, job = env.other_tag(f"{ttl:g}"), env.job(cost.job)
+    elsewhere = env.worker_of("gevent").worker_queue
+    holders = [env.hold(cost.job, tag, "hold_own", queue=elsewhere, **HOLDS) for _ in range(cost.holders)]
+    with Monitor(own_store.url()) as monitor:
+        sent = time.monotonic()
+        options = {"lock_options": {**cost.options, "lock_ttl": ttl}}
+        result = job.apply_async((tag,), queue=node.worker_queue, **options)
+        node.wait_for_lines(result.id, cost.logged)
+        decided = scripts_of(monitor.so_far())
+        if cost.look:
+            node.wait_for_lines(result.id, "received", count=3)
+        hold_ends = env.starts(tag)[0]["at"] + (getattr(job, "lock_at_least", 0) or 0)
+        until(lambda: time.monotonic() > hold_ends, "the holder's end leaves no hold")
+        env.let_go(holders[0].id)
+        env.get(holders[0])
+        came_late = time.monotonic() > sent + ttl and not cost.look
+        result.get(timeout=SOON, propagate=False)
+        wait_until_idle(env, node)
+    env.let_go(tag)
+    for holder in holders:
+        env.get(holder)
+    return None if came_late else (decided, scripts_of(monitor.commands)[len(decided) :], result)
+
+
+@pytest.mark.parametrize("queue", ["eventlet"], indirect=True)
 def test_commands_where_another_waits(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """Under run_once_more, a duplicate costs one command if another one waits already."""
-    node, elsewhere, job = env.worker_of("prefork"), env.worker_of("gevent").worker_queue, env.job("once_more")
-    options = {"lock_options": {"lock_ttl": TTL}}
-    env.hold("once_more", queue=elsewhere, **options)
-    waiting = job.apply_async((env.tag,), queue=queue, **options)
+    """Under run_once_more, a duplicate costs one command if another one waits already.
+
+    The copy of the one that waits comes after a minute, to a worker that no other test here waits for.
+    """
+    node, elsewhere, job = env.worker_of("eventlet"), env.worker_of("gevent").worker_queue, env.job("once_more")
+    env.hold("once_more", queue=elsewhere, **HOLDS)
+    waiting = job.apply_async((env.tag,), queue=queue, **HOLDS)
     node.wait_for_lines(waiting.id, "waits in line")
     with Monitor(own_store.url()) as monitor:
-        assert env.get(job.apply_async((env.tag,), queue=queue, **options)) is None
+        assert env.get(job.apply_async((env.tag,), queue=queue, **HOLDS)) is None
     env.let_go()
     env.get(waiting)
-    wait_until_idle(env, node)
     assert ["acquire"] == scripts_of(monitor.commands)
 
 
@@ -293,15 +319,22 @@ def test_commands_where_another_waits(env: WorkerEnvironment, queue: str, own_st
 def test_commands_of_a_replaced_holder(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """Under replace, a holder that stops costs no command more: its release names who replaces it."""
     node, elsewhere = env.worker_of("prefork"), env.worker_of("gevent").worker_queue
-    options = {"lock_options": {"lock_ttl": TTL}}
-    first = env.hold("replace_told", queue=elsewhere, **options)
-    with Monitor(own_store.url()) as monitor:
-        env.get(env.job("replace_told").apply_async((env.tag,), queue=queue, **options))
-        env.wait_for_state(first, "REVOKED")
-        wait_until_idle(env, node)
+
+    def attempt(ttl: float) -> list[str] | None:
+        tag = env.other_tag(f"{ttl:g}")
+        first = env.hold("replace_told", tag, queue=elsewhere, **HOLDS)
+        with Monitor(own_store.url()) as monitor:
+            sent = time.monotonic()
+            second = env.job("replace_told").apply_async((tag,), queue=queue, lock_options={"lock_ttl": ttl})
+            env.get(second)
+            came_late = time.monotonic() > sent + ttl
+            env.wait_for_state(first, "REVOKED")
+            wait_until_idle(env, node)
+        return None if came_late else scripts_of(monitor.commands)
+
     duplicate = DUPLICATES["replace"]
     expected = [*duplicate.decided.split(), *duplicate.afterwards.split(), "release"]
-    assert sorted(expected) == sorted(scripts_of(monitor.commands))
+    assert sorted(expected) == sorted(in_time(attempt))
 
 
 @pytest.mark.parametrize("policy", PUBLISHED)

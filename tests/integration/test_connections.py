@@ -25,7 +25,7 @@ def extra_conf(own_store: RedisServer) -> dict[str, Any]:
     return {
         "singleton_lock_url": own_store.url(),
         "singleton_lock_pool_limit": LIMIT,
-        "singleton_lock_store_timeout": 10.0,
+        "singleton_lock_store_timeout": 100.0,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -14,9 +16,14 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import DuplicateTask, Holder, StoreUnavailable
 from celery_singleton_lock import signals as lock_signals
-from tests.integration.environment import WorkerEnvironment
+from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from tests.in_time import in_time
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.tasks import make_app
 from tests.servers import until
+
+#: Seconds by which an expiry may be rounded.
+ROUNDING = 1.0
 
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
@@ -50,9 +57,14 @@ def queued(env: WorkerEnvironment, result: AsyncResult, name: str = "publish") -
     return found.remaining
 
 
+def lasts(remaining: float, seconds: float, since: float) -> bool:
+    """Tell whether so many seconds remain of what began to last ``seconds`` at some moment since then."""
+    return seconds - (time.monotonic() - since) - ROUNDING <= remaining <= seconds
+
+
 def revoke(env: WorkerEnvironment, result: AsyncResult) -> None:
     """Revoke a message at its own worker. From Celery 5.7 on, others would store REVOKED for it, each with its own serializer."""
-    env.app.control.revoke(result.id, destination=[env.worker.hostname()])
+    env.app.control.revoke(result.id, destination=[env.worker.hostname()], reply=True, timeout=SOON)
 
 
 # -- what a publisher sees -------------------------------------------------------------------------
@@ -60,9 +72,10 @@ def revoke(env: WorkerEnvironment, result: AsyncResult) -> None:
 
 def test_duplicate_of_a_queued_message_is_not_sent(env: WorkerEnvironment, nowhere: str) -> None:
     """While the message waits, another call returns its result, with its holder, and publishes nothing."""
+    sent = time.monotonic()
     first = env.job("publish").apply_async((env.tag,), queue=nowhere)
     assert first.duplicate is None
-    assert 3590 < queued(env, first) <= 3600
+    assert lasts(queued(env, first), 3600, sent)
     second = env.job("publish").apply_async((env.tag,), queue=nowhere)
     assert (first.id, "queued") == (second.id, second.duplicate.state)
     assert 1 == messages(env, nowhere)
@@ -146,21 +159,23 @@ def test_beat(env: WorkerEnvironment, nowhere: str) -> None:
 
 def test_countdown_and_eta(env: WorkerEnvironment) -> None:
     """The time until a countdown or an ETA comes on top of `singleton_lock_queue_ttl`."""
+    sent = time.monotonic()
     first = env.job("publish").apply_async((env.tag,), countdown=1000)
-    assert 4590 < queued(env, first) <= 4600
-    tag = env.other_tag("eta")
+    assert lasts(queued(env, first), 4600, sent)
+    tag, sent = env.other_tag("eta"), time.monotonic()
     eta = datetime.now(timezone.utc) + timedelta(seconds=500)
     env.job("publish").apply_async((tag,), eta=eta)
-    assert 4080 < env.job("publish").lock_holder(tag).remaining <= 4100  # type: ignore[attr-defined]
+    assert lasts(env.job("publish").lock_holder(tag).remaining, 4100, sent)  # type: ignore[attr-defined]
     revoke(env, first)
 
 
 @pytest.mark.parametrize("expires", [100, timedelta(seconds=100)])
 def test_expiry_bounds_a_reservation(env: WorkerEnvironment, nowhere: str, expires: Any) -> None:
     """A reservation never lasts longer than its message: a later call is published."""
+    sent = time.monotonic()
     at = datetime.now(timezone.utc) + expires if isinstance(expires, timedelta) else expires
     first = env.job("publish").apply_async((env.tag,), expires=at, queue=nowhere)
-    assert 90 < queued(env, first) <= 100
+    assert lasts(queued(env, first), 100, sent)
 
 
 def test_expired_message(env: WorkerEnvironment) -> None:
@@ -172,13 +187,22 @@ def test_expired_message(env: WorkerEnvironment) -> None:
 
 def test_revoked_message(env: WorkerEnvironment) -> None:
     """A message that is revoked before its start frees its lock when the worker drops it."""
-    first = env.job("publish").apply_async((env.tag,), countdown=2)
-    env.worker.wait_for_lines(first.id, "received")
-    queued(env, first)
-    revoke(env, first)
-    env.wait_for_state(first, "REVOKED")
-    until(lambda: holder(env) is None, "the reservation ends")
-    assert [] == env.starts()
+
+    def attempt(seconds: float) -> str | None:
+        tag, sent = env.other_tag(f"{seconds:g}"), time.monotonic()
+        first = env.job("publish").apply_async((tag,), countdown=seconds)
+        env.worker.wait_for_lines(first.id, "received")
+        found = env.job("publish").lock_holder(tag)  # type: ignore[attr-defined]
+        revoke(env, first)
+        if time.monotonic() > sent + seconds:
+            return None
+        assert (first.id, "queued", 0) == (found.task_id, found.state, found.pid)
+        env.wait_for_state(first, "REVOKED")
+        return tag
+
+    tag = in_time(attempt)
+    until(lambda: env.job("publish").lock_holder(tag) is None, "the reservation ends")  # type: ignore[attr-defined]
+    assert [] == env.starts(tag)
 
 
 @pytest.fixture
@@ -194,49 +218,74 @@ def publisher(env: WorkerEnvironment) -> Iterator[Celery]:
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_message_of_another_publisher_never_starts(env: WorkerEnvironment, publisher: Celery, end: str) -> None:
     """A worker frees the reservation of a message that it drops, though its own `lock_from` is "start"."""
-    options = {"expires": 0.5} if end == "expired" else {}
-    first = publisher.tasks["job.skip"].apply_async((env.tag,), countdown=2, **options)
-    assert (first.id, "queued") == ((found := holder(env, "skip")) and (found.task_id, found.state))
-    if end == "revoked":
-        env.worker.wait_for_lines(first.id, "received")
-        revoke(env, first)
-    until(lambda: holder(env, "skip") is None, "the reservation ends")
+    job = publisher.tasks["job.skip"]
+
+    def attempt(seconds: float) -> tuple[str, AsyncResult] | None:
+        tag, sent = env.other_tag(f"{seconds:g}"), time.monotonic()
+        options = {"expires": seconds * 0.75} if end == "expired" else {}
+        first = job.apply_async((tag,), countdown=seconds, **options)
+        found = job.lock_holder(tag)  # type: ignore[attr-defined]
+        if end == "revoked":
+            revoke(env, first)
+        if time.monotonic() > sent + options.get("expires", seconds):
+            return None
+        assert (first.id, "queued") == (found.task_id, found.state)
+        return tag, first
+
+    tag, first = in_time(attempt)
+    until(lambda: job.lock_holder(tag) is None, "the reservation ends")  # type: ignore[attr-defined]
     assert "REVOKED" == env.wait_for_state(first, "REVOKED")
-    assert [] == env.starts()
+    assert [] == env.starts(tag)
 
 
 def test_next_in_line_after_a_revoked_message(env: WorkerEnvironment, publisher: Celery) -> None:
     """What waits in line behind a reservation starts when its message is dropped, and not only when its own copy comes."""
-    first = publisher.tasks["job.wait_long"].apply_async((env.tag,), countdown=3)
-    second = env.job("wait_long").delay(env.tag)
-    env.worker.wait_for_lines(second.id, "waits in line")
-    revoke(env, first)
+
+    def attempt(seconds: float) -> tuple[str, float, AsyncResult, AsyncResult] | None:
+        tag, sent = env.other_tag(f"{seconds:g}"), time.monotonic()
+        first = publisher.tasks["job.wait_long"].apply_async((tag,), countdown=seconds)
+        joins = time.monotonic()
+        second = env.job("wait_long").delay(tag)
+        until(lambda: env.worker.lines(second.id, "waits in line") or env.starts(tag), "the second is decided")
+        revoke(env, first)
+        return (tag, joins, first, second) if time.monotonic() < sent + seconds else None
+
+    tag, joins, first, second = in_time(attempt)
     assert "done" == env.get(second)
+    (start,) = env.starts(tag)
+    assert start["at"] < joins + LONGEST_COPY_DELAY
+    assert "REVOKED" == env.wait_for_state(first, "REVOKED")
 
 
 def test_purged_queue(env: WorkerEnvironment, nowhere: str) -> None:
     """The reservation of a purged message ends with `singleton_lock_queue_ttl`. Until then calls get its result, in vain."""
-    conf = {**dict(env.app.conf), "task_default_queue": nowhere, "singleton_lock_queue_ttl": 3}
-    app = make_app(conf)
-    try:
-        job = app.tasks["job.publish"]
-        first = job.delay(env.tag)
-        until(lambda: app.control.purge() == 1, "purged")
-        assert 0 < queued(env, first) <= 3
-        assert first.id == job.delay(env.tag).id
-        assert 0 == messages(env, nowhere)
-        until(lambda: holder(env) is None, "the reservation ends", 5)
-        later = job.apply_async((env.tag,), queue=env.worker.worker_queue)
-        assert "done" == later.get(timeout=20)
-        assert "PENDING" == first.state
-    finally:
-        app.close()
+
+    def attempt(seconds: float) -> bool | None:
+        conf = {**dict(env.app.conf), "task_default_queue": nowhere, "singleton_lock_queue_ttl": seconds}
+        tag, sent = env.other_tag(f"{seconds:g}"), time.monotonic()
+        with contextlib.closing(make_app(conf)) as app:
+            job = app.tasks["job.publish"]
+            first = job.delay(tag)
+            until(lambda: app.control.purge() == 1, "purged")
+            second = job.delay(tag)
+            if time.monotonic() > sent + seconds:
+                app.control.purge()
+                return None
+            assert (first.id, 0) == (second.id, messages(env, nowhere))
+            until(lambda: job.lock_holder(tag) is None, "the reservation ends")
+            assert time.monotonic() > sent + seconds
+            later = job.apply_async((tag,), queue=env.worker.worker_queue)
+            assert "done" == later.get(timeout=SOON)
+            return "PENDING" == first.state
+
+    assert in_time(attempt, 3.0)
 
 
 def test_revoked_body_keeps_its_lock(env: WorkerEnvironment) -> None:
     """Revoking a task whose body runs does not free its lock."""
     first = env.hold("publish")
     revoke(env, first)
+    env.worker.wait_for_lines(first.id, "revoked")
     second = env.job("publish").apply_async((env.tag,), countdown=0)
     assert (first.id, "running") == (second.id, second.duplicate.state)
     env.let_go()
@@ -272,7 +321,7 @@ def test_canvas_members_are_sent(env: WorkerEnvironment) -> None:
     job = env.job("publish")
     assert "done" == env.get(chain(job.si(env.tag), job.si(env.tag))())
     assert 2 == len(env.starts())
-    assert sorted(map(str, group(job.si(env.tag) for _ in range(2))().get(timeout=20))) in (
+    assert sorted(map(str, env.get(group(job.si(env.tag) for _ in range(2))()))) in (
         ["None", "done"],
         ["done", "done"],
     )
@@ -332,23 +381,31 @@ def test_rolling_deploy(env: WorkerEnvironment, locked: str) -> None:
     if locked == "publisher":
         assert first.id == second.id
     else:
-        assert second.get(timeout=20) is None
+        assert second.get(timeout=SOON) is None
     env.let_go()
-    assert "held" == first.get(timeout=20)
+    assert "held" == first.get(timeout=SOON)
     until(lambda: holder(env, name) is None, "the lock is free")
     app.close()
 
 
 def test_own_retry_keeps_the_lock(env: WorkerEnvironment) -> None:
     """While a task waits for its own retry, its message has the lock: other calls return its result."""
-    first = env.job("publish").apply_async((env.tag,), {"acts": ["retry", "return"], "seconds": 1.5})
-    env.wait_for_state(first, "RETRY")
-    until(lambda: holder(env) and holder(env).state == "queued", "the retry waits")  # type: ignore[union-attr]
-    second = env.job("publish").delay(env.tag)
-    assert (first.id, "queued") == (second.id, second.duplicate.state)
-    assert "done" == env.get(second)
-    assert [first.id, first.id] == [start["id"] for start in env.starts()]
-    until(lambda: holder(env) is None, "the lock is free")
+
+    def attempt(seconds: float) -> str | None:
+        tag, job, sent = env.other_tag(f"{seconds:g}"), env.job("publish"), time.monotonic()
+        first = job.apply_async((tag,), {"acts": ["retry", "return"], "seconds": seconds})
+        until(lambda: env.events("end", tag), "the first run ends")
+        env.wait_for_state(first, "RETRY", "SUCCESS")
+        second = job.delay(tag)
+        if time.monotonic() > sent + seconds:
+            return None
+        assert (first.id, "queued") == (second.id, second.duplicate and second.duplicate.state), "the retry waits"
+        assert "done" == env.get(second)
+        assert [first.id, first.id] == [start["id"] for start in env.starts(tag)]
+        return tag
+
+    tag = in_time(attempt)
+    until(lambda: env.job("publish").lock_holder(tag) is None, "the lock is free")  # type: ignore[attr-defined]
 
 
 def test_retry_with_other_arguments_frees_the_lock(env: WorkerEnvironment) -> None:

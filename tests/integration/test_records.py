@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -77,10 +78,11 @@ def test_ends(env: WorkerEnvironment, queue: str, act: str) -> None:
     """A run is recorded with its outcome, its node, and the beginning of its error."""
     before = counted(env, "skip")
     outcome, error = ENDS[act]
+    sent = time.monotonic()
     result = env.job("skip").apply_async((env.tag, [act, "return"], 0.0), queue=queue)
     run = until(lambda: [run for run in locks.history(env.app, "job.skip") if run.task_id == result.id], "the run")[-1]
     assert (env.key(), outcome, error) == (run.key, run.outcome, run.error[: len(error)])
-    assert 0 <= run.duration < 10
+    assert 0 <= run.duration < time.monotonic() - sent
     name = f"released:{outcome}"
     assert counted(env, "skip")[name] > before.get(name, 0)
     assert outcome in OUTCOMES
@@ -100,13 +102,13 @@ def test_duplicates(env: WorkerEnvironment, queue: str, name: str) -> None:
     """Each message that finds its lock held is counted once for its policy, however often it comes back."""
     policy = {"raising": "raise", "once_more": "run_once_more"}.get(name, name)
     before = counted(env, name).get(f"duplicates:{policy}", 0)
-    env.hold(name, queue=queue)
+    env.hold(name, queue=queue, lock_options={"lock_ttl": 60})
     results = [env.job(name).apply_async((env.tag,), queue=queue) for _ in range(2)]
     until(lambda: counted(env, name).get(f"duplicates:{policy}", 0) == before + 2, "both are counted")
     (lock,) = locks.list(env.app, f"job.{name}")
     assert 2 == lock.duplicates
     env.let_go()
-    until(lambda: any(result.ready() for result in results), "one of them has ended", 30)
+    until(lambda: any(result.ready() for result in results), "one of them has ended")
     assert before + 2 == counted(env, name)[f"duplicates:{policy}"]
 
 
@@ -117,18 +119,18 @@ def test_waited(env: WorkerEnvironment, queue: str) -> None:
         return sum(n for name, n in counted(env, "wait").items() if name.startswith("wait:"))
 
     before = waits()
-    env.hold("wait", queue=queue)
+    env.hold("wait", queue=queue, lock_options={"lock_ttl": 60})
     result = env.job("wait").apply_async((env.tag,), queue=queue)
     until(lambda: [lock for lock in locks.list(env.app, "job.wait") if lock.waiting], "it waits")
     env.let_go()
-    env.get(result, 30)
+    env.get(result)
     assert before + 1 == waits()
 
 
 def test_lost(env: WorkerEnvironment, queue: str) -> None:
     """A process that lost a lease reports it at once, with the reason."""
     job = env.job("skip_short")
-    env.hold("skip_short", queue=queue)
+    env.hold("skip_short", queue=queue, lock_options={"lock_ttl": 6})
     before = counted(env, "skip_short").get("lost:revoked", 0)
     job.force_unlock(env.tag)  # type: ignore[attr-defined]
     until(lambda: before + 1 == counted(env, "skip_short").get("lost:revoked"), "it is counted while the body goes on")
@@ -183,7 +185,7 @@ def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, 
 
     before = count()
     if held:
-        locks.hold(env.app, 60.0, key=env.key(name))
+        locks.hold(env.app, 600.0, key=env.key(name))
     else:
         env.hold(name, queue=queue)
     if name != "publish":
@@ -228,7 +230,7 @@ def test_settings(own_store: RedisServer, settings: dict[str, Any], kept: int, c
 @pytest.fixture
 def held(env: WorkerEnvironment, request: pytest.FixtureRequest) -> Iterator[str]:
     """Hold the signature of a job; lift the hold in the end."""
-    locks.hold(env.app, 60.0, key=env.key(request.param))
+    locks.hold(env.app, 600.0, key=env.key(request.param))
     yield request.param
     locks.unhold(env.app, key=env.key(request.param))
 
@@ -252,11 +254,12 @@ def test_hold_lets_others_wait(env: WorkerEnvironment, queue: str, name: str) ->
     """A task that waits, comes back or joins runs once the hold has ended, and is counted once."""
     policy = {"wait_short_ttl": "wait", "once_more_short": "run_once_more", "replace_short": "replace"}.get(name, name)
     before = counted(env, name).get(f"duplicates:{policy}", 0)
-    locks.hold(env.app, 2.0, key=env.key(name))
+    locks.hold(env.app, 600.0, key=env.key(name))
     result = env.job(name).apply_async((env.tag,), queue=queue)
     until(lambda: env.lock_signals(env.key(name), "duplicate"), "it met the hold")
     assert [] == env.starts()
-    assert "done" == env.get(result, 30)
+    locks.hold(env.app, 0.5, key=env.key(name))  # in its place, and it ends by itself
+    assert "done" == env.get(result)
     assert 1 == len(env.starts())
     assert counted(env, name)[f"duplicates:{policy}"] == before + 1
 
@@ -267,25 +270,25 @@ def test_early_unhold(env: WorkerEnvironment, queue: str) -> None:
     result = env.job("retry").apply_async((env.tag,), queue=queue)
     until(lambda: env.lock_signals(env.key("retry"), "duplicate"), "it met the hold")
     locks.unhold(env.app, key=env.key("retry"))
-    assert "done" == env.get(result, 30)
+    assert "done" == env.get(result)
 
 
 def test_hold_of_a_task(env: WorkerEnvironment, queue: str) -> None:
     """A hold of a task lets its bodies go on that run, and no other start, until it is lifted."""
-    first = env.hold("impatient", queue=queue)
-    locks.hold(env.app, 60.0, task="job.impatient")
-    other = env.job("impatient").apply_async((env.other_tag("b"),), queue=queue)
-    until(lambda: env.lock_signals(env.key("impatient", env.other_tag("b")), "duplicate"), "it met the hold")
+    first = env.hold("retry", queue=queue)
+    locks.hold(env.app, 600.0, task="job.retry")
+    other = env.job("retry").apply_async((env.other_tag("b"),), queue=queue)
+    until(lambda: env.lock_signals(env.key("retry", env.other_tag("b")), "duplicate"), "it met the hold")
     env.let_go()
     assert "held" == env.get(first)
     assert [] == env.starts(env.other_tag("b"))
-    assert locks.unhold(env.app, task="job.impatient")
-    assert "done" == env.get(other, 30)
+    assert locks.unhold(env.app, task="job.retry")
+    assert "done" == env.get(other)
 
 
 def test_publish_in_a_hold(env: WorkerEnvironment, queue: str) -> None:
     """A call with `lock_from="publish"` is sent during a hold, as there is no other result, and is skipped when it comes."""
-    locks.hold(env.app, 60.0, key=env.key("publish"))
+    locks.hold(env.app, 600.0, key=env.key("publish"))
     result = env.job("publish").apply_async((env.tag,), queue=queue)
     assert "held" == result.duplicate.state
     assert env.get(result) is None
@@ -307,6 +310,7 @@ def test_statistics_of_a_hold(env: WorkerEnvironment) -> None:
 
 def test_statistics_of_a_limit(env: WorkerEnvironment, queue: str) -> None:
     """The locks of several holders of a signature are listed one by one."""
+    until(lambda: not locks.list(env.app, "job.limit"), "what an earlier test has let go has ended")
     for _ in range(2):
         env.hold("limit", acts=("hold", "hold"), queue=queue)
     found: Statistics = locks.stats(env.app, "job.limit")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from celery import chain, states
 
-from tests.integration.environment import WorkerEnvironment
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, until
@@ -18,9 +19,9 @@ from tests.servers import RedisServer, until
 KILLED = 6.0
 
 
-def wait_until_free(env: WorkerEnvironment, name: str, timeout: float = 3.0) -> None:
-    """Wait until the lock key has disappeared; its TTL is far longer than the wait."""
-    until(lambda: not env.is_locked(name), f"the lock of {name} is free", timeout)
+def wait_until_free(env: WorkerEnvironment, name: str) -> None:
+    """Wait until the lock key has disappeared. Its TTL of ten minutes is far longer than the wait."""
+    until(lambda: not env.is_locked(name), f"the lock of {name} is free")
 
 
 class TestOrder:
@@ -46,9 +47,9 @@ class TestOrder:
         then = env.app.tasks["then"].si(env.other_tag("then"))
         # Broker, result backend and store are one server here, so MONITOR shows the real order.
         with Monitor(redis_server.url()) as monitor:
-            last = chain(env.job("skip").si(env.tag), then)()
+            last = chain(env.job("long").si(env.tag), then)()
             env.get(last)
-        first, key = last.parent.id, env.key("skip")
+        first, key = last.parent.id, env.key("long")
         acquired, released = monitor.where(key)
         (published,) = monitor.where("LPUSH", env.worker.worker_queue, last.id)
         (stored,) = monitor.where(f"celery-task-meta-{first}", "SUCCESS", "SET")
@@ -68,7 +69,7 @@ class TestEnds:
     @pytest.mark.parametrize(("name", "act"), [("long", "retry"), ("auto_later", "raise")])
     def test_retry(self, env: WorkerEnvironment, name: str, act: str) -> None:
         """The lock is free during the countdown of retry() and autoretry."""
-        first = env.job(name).delay(env.tag, [act, "return"], 60)
+        first = env.job(name).delay(env.tag, [act, "return"], 600)
         env.wait_for_state(first, states.RETRY)
         wait_until_free(env, name)
         assert "done" == env.get(env.job(name).delay(env.tag))
@@ -78,36 +79,37 @@ class TestEnds:
     def test_time_limit(self, env: WorkerEnvironment, name: str) -> None:
         """Soft and hard time limits release the lock."""
         result = env.job(name).delay(env.tag, ["sleep", "return"], 30)
-        env.wait_for("start")
         assert "TimeLimitExceeded" in type(env.error(result)).__name__
-        wait_until_free(env, name, KILLED)
-        assert "done" == env.get(env.job(name).delay(env.tag))
+        wait_until_free(env, name)
+        unlimited = {"time_limit": SOON, "soft_time_limit": SOON}
+        assert "done" == env.get(env.job(name).apply_async((env.tag,), **unlimited))
 
     @pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGKILL"])
     def test_revoke_terminate(self, env: WorkerEnvironment, signal_name: str) -> None:
         """A revoked task that a signal terminates releases its lock."""
         result = env.hold("long")
         env.app.control.revoke(result.id, terminate=True, signal=signal_name)
-        wait_until_free(env, "long", KILLED)
+        wait_until_free(env, "long")
         assert "done" == env.get(env.job("long").delay(env.tag))
 
     def test_revoked_body_that_goes_on_keeps_its_lock(self, env: WorkerEnvironment) -> None:
         """A REVOKED body that swallows the exception keeps its lock until it ends."""
-        result = env.job("long").delay(env.tag, ["sleep_swallowing", "return"], 2.5)
-        env.wait_for("start")
+        result = env.hold("long", acts=["sleep_swallowing", "return"])
         env.app.control.revoke(result.id, terminate=True)
         env.wait_for("swallowed")
-        while not env.events("end"):
-            assert env.is_locked("long") or env.events("end")
-            time.sleep(0.05)
+        looks = iter(range(20))  # what would release it does so within a moment
+        until(lambda: not env.is_locked("long") or next(looks, None) is None, "it is looked at often", every=0.05)
+        assert env.is_locked("long")
+        env.let_go()
         wait_until_free(env, "long")
 
+    @pytest.mark.timed
     def test_killed_child(self, env: WorkerEnvironment) -> None:
         """The lock is released after a SIGKILL of the child, as sent by the kernel when memory runs out."""
         env.hold("long")
         killed = time.monotonic()
         env.kill_body(env.starts()[0])
-        wait_until_free(env, "long", KILLED)
+        wait_until_free(env, "long")
         assert time.monotonic() - killed < KILLED
         assert "done" == env.get(env.job("long").delay(env.tag))
 
@@ -115,7 +117,7 @@ class TestEnds:
         """The lock is released when the child kills itself."""
         env.job("long").delay(env.tag, ["die", "return"])
         env.wait_for("start")
-        wait_until_free(env, "long", KILLED)
+        wait_until_free(env, "long")
         assert "done" == env.get(env.job("long").delay(env.tag))
 
 
@@ -129,7 +131,7 @@ class TestShutdown:
         time.sleep(0.5)
         assert env.is_locked("long")
         env.let_go()
-        assert 0 == wait_for_end(worker.container, 15)
+        assert 0 == wait_for_end(worker.container, SOON)
         assert "held" == env.get(result)
         assert not env.is_locked("long")
 
@@ -138,8 +140,8 @@ class TestShutdown:
         worker = fresh_worker(WorkerSpec(concurrency=1))
         env.hold("long", queue=worker.worker_queue)
         worker.container.process.signal(signal.SIGQUIT)
-        assert wait_for_end(worker.container, 15) is not None
-        wait_until_free(env, "long", KILLED)
+        assert wait_for_end(worker.container, SOON) is not None
+        wait_until_free(env, "long")
 
     def test_max_tasks_per_child(self, env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
         """A child that is replaced after each task leaves no lock behind."""
@@ -153,10 +155,10 @@ class TestShutdown:
         """The lock of a killed worker expires lock_ttl after its last renewal."""
         worker = fresh_worker(WorkerSpec(concurrency=1))
         env.hold("skip_short", queue=worker.worker_queue)
-        time.sleep(2.5)  # longer than lock_ttl: it is held by renewal
-        assert env.is_locked("skip_short")
+        until(lambda: env.lock_signals(env.key("skip_short"), "lock_renewed")[2:], "it is held by renewal")
         worker.kill()
-        killed = time.monotonic()
-        wait_until_free(env, "skip_short", 3.0)
-        assert time.monotonic() - killed <= 2.5
+        with contextlib.closing(env.store()) as store:
+            seen = [2000]  # milliseconds: its lock_ttl
+            until(lambda: seen.append(store.pttl(env.key("skip_short"))) or seen[-1] < 0, "it has expired")
+        assert sorted(seen, reverse=True) == seen, "nobody puts its expiry off"
         assert "done" == env.get(env.job("skip_short").delay(env.tag))

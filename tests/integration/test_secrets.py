@@ -13,7 +13,7 @@ import redis
 from celery import states
 from celery.result import AsyncResult
 
-from tests.integration.environment import WorkerEnvironment
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.event_stream import EventStream
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Event
@@ -110,11 +110,11 @@ def test_duplicate(env: WorkerEnvironment, leaks: Leaks, policy: str) -> None:
         key = env.app.tasks["secret.retry"].lock_key_for(env.tag, leaks.secret)
         until(lambda: len(env.lock_signals(key, "duplicate")) >= 2, "a second look")
     else:
-        duplicate.get(timeout=20, propagate=False)
+        duplicate.get(timeout=SOON, propagate=False)
     assert [] == leaks.found(holder, duplicate)
     env.let_go()
-    holder.get(timeout=20)
-    duplicate.get(timeout=20, propagate=False)
+    holder.get(timeout=SOON)
+    duplicate.get(timeout=SOON, propagate=False)
     until(lambda: [e for e in leaks.events if e.get("uuid") == duplicate.id], "its events")
     time.sleep(0.3)
     assert [] == leaks.found(holder, duplicate)
@@ -124,7 +124,7 @@ def test_lock_key_template(env: WorkerEnvironment, leaks: Leaks) -> None:
     """The key has only a digest of a template field, so it does not show the value."""
     holder = leaks.send("template")
     env.wait_for("start")
-    leaks.send("template").get(timeout=20)
+    leaks.send("template").get(timeout=SOON)
     assert [] == leaks.found(holder)
 
 
@@ -159,7 +159,7 @@ def test_store_away(env: WorkerEnvironment, leaks: Leaks, own_store: RedisServer
         own_store.start()
     assert found == []
     env.let_go()
-    result.get(timeout=30)
+    result.get(timeout=SOON)
 
 
 def test_copied_request(env: WorkerEnvironment) -> None:

@@ -90,7 +90,7 @@ class NinetySeconds:
         try:
             watch = make()
             self._watches[pool] = watch
-            watch.until_over(timeout=130)
+            watch.until_over(timeout=200)
         except BaseException as error:
             self._watches[pool] = error
 
