@@ -10,13 +10,15 @@ import pytest
 import redis
 from celery import VERSION
 
-from tests.integration.environment import WorkerEnvironment
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
-from tests.overlap.test_line import assert_one_at_a_time, enqueue, in_line, order
+from tests.overlap.test_line import HOLDS_BRIEFLY, assert_one_at_a_time, enqueue, in_line, order
 from tests.servers import until
 
 StartWorker = Callable[..., LocalWorkerNode]
+#: Seconds of a soft shutdown. What starts meanwhile is started neither by its end nor by a copy, which comes after a minute.
+SOFT = 55.0
 
 
 def lose_connections(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
@@ -126,13 +128,13 @@ def test_warm_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> Non
     env.let_go()
     assert ["done", "done"] == [env.get(result) for result in waiting]
     assert all(nodes[1].wait_for_lines("succeeded", result.id) for result in waiting)
-    assert 0 == nodes[0].container.wait_for_end(10)
+    assert 0 == nodes[0].container.wait_for_end(SOON)
 
 
 @pytest.mark.skipif(VERSION < (5, 5), reason="Celery 5.5 brought soft shutdowns")
 def test_soft_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
     """While a soft shutdown blocks the worker's main process, another worker starts the next message at once."""
-    soft = {"worker_soft_shutdown_timeout": 40.0}
+    soft = {"worker_soft_shutdown_timeout": SOFT}
     node, other = fresh_worker(WorkerSpec("prefork", 2, conf=soft)), fresh_worker(WorkerSpec("prefork", 2))
     queue, long = str(node.worker_queue), env.other_tag("long")
     env.hold("wait_long", queue=queue)
@@ -142,7 +144,7 @@ def test_soft_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> Non
     node.kill(signal.SIGQUIT)
     node.wait_for_lines("Initiating Soft Shutdown")
     env.let_go()
-    assert ["done", "done"] == [env.get(result, 10) for result in waiting]
+    assert ["done", "done"] == [env.get(result, SOFT - 10) for result in waiting]
     assert other.wait_for_lines("succeeded", waiting[0].id)
 
 
@@ -172,7 +174,7 @@ def test_new_processes(env: WorkerEnvironment, broker: Monitor, fresh_worker: St
 def test_frozen_main_process(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
     """A message that was handed to a main process that dies then is started by its delayed copy."""
     node, other = fresh_worker(WorkerSpec("prefork", 1)), fresh_worker(WorkerSpec("prefork", 2))
-    env.hold("wait", queue=node.worker_queue)
+    env.hold("wait", queue=node.worker_queue, **HOLDS_BRIEFLY)
     (waiting,) = enqueue(env, "wait", 1, queue=other.worker_queue)
     assert 1 == in_line(env, "wait")
     node.kill(signal.SIGSTOP)

@@ -20,7 +20,7 @@ def test_busy_worker(
     node = fresh_worker(WorkerSpec("prefork", 1, conf=conf))
     result = env.hold("late", queue=node.worker_queue)
     lose_connections(env, node)
-    node.wait_for_lines("received", result.id, count=2, timeout=15)
+    node.wait_for_lines("received", result.id, count=2)
     env.let_go()
     assert "held" == env.get(result)
     env.get(env.job("late").apply_async((env.other_tag("next"),), queue=node.worker_queue))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from tests.integration.environment import WorkerEnvironment
+from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from tests.in_time import in_time
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
-from tests.overlap.test_line import in_line, order
+from tests.overlap.test_line import HOLDS, HOLDS_BRIEFLY, in_line, order
 from tests.servers import until
 
 POOLS = ("prefork", "threads")
@@ -67,11 +69,16 @@ def assert_in_order(env: WorkerEnvironment, results: Sequence[AsyncResult], limi
 @pytest.mark.parametrize("pools", [("prefork",), ("threads",), POOLS], ids="+".join)
 def test_three_at_once(env: WorkerEnvironment, queues: dict[str, str], pools: Sequence[str]) -> None:
     """Of twelve tasks of one signature three run at once, never four, and all run."""
+    acts = [*["hold"] * 3, "sleep"]
     results = [
-        env.job("limit").apply_async((env.tag, "sleep", 0.5), queue=queues[pools[number % len(pools)]])
+        env.job("limit").apply_async((env.tag, acts, 0.2), queue=queues[pools[number % len(pools)]])
         for number in range(12)
     ]
-    assert ["slept"] * 12 == [env.get(result, 60) for result in results]
+    env.wait_for("start", count=3)
+    key = env.key("limit")
+    until(lambda: 9 == len({one["task_id"] for one in env.lock_signals(key, "duplicate")}), "nine meet them")
+    env.let_go()
+    assert [*["held"] * 3, *["slept"] * 9] == sorted(env.get(result) for result in results)
     assert (3, 12) == (most_at_once(env), len(env.starts()))
     until(lambda: not env.is_locked("limit"), "the lock is free")
 
@@ -96,7 +103,7 @@ def test_killed_child_frees_its_slot(env: WorkerEnvironment, queues: dict[str, s
     assert f"{env.key('limit_skip')}:1" == second["key"]
     os.kill(second["pid"], signal.SIGKILL)
     job = env.job("limit_skip")
-    until(lambda: env.get(job.apply_async((env.tag,), queue=queues["threads"])) == "done", "a slot is free", 6)
+    until(lambda: env.get(job.apply_async((env.tag,), queue=queues["threads"])) == "done", "a slot is free")
 
 
 def test_each_customer_has_a_limit(env: WorkerEnvironment, queues: dict[str, str]) -> None:
@@ -118,12 +125,12 @@ def test_line_in_order(env: WorkerEnvironment, queues: dict[str, str], pools: Se
     """Ten messages that wait start in order as soon as others end, three at once."""
     own = [queues[pool] for pool in pools]
     holders = [env.hold("limit_wait_long", acts="hold", queue=own[number % len(own)]) for number in range(3)]
+    sent = time.monotonic()
     waiting = enqueue(env, "limit_wait_long", 10, own, "sleep", 0.3)
     assert 3 == len(env.starts())
     env.let_go()
-    begun = time.monotonic()
     assert ["slept"] * 10 == [env.get(one) for one in waiting]
-    assert time.monotonic() < begun + 15  # their copies come after a minute
+    assert env.starts()[-1]["at"] < sent + LONGEST_COPY_DELAY
     assert ["held"] * 3 == [env.get(one) for one in holders]
     assert 3 == most_at_once(env)
     assert_in_order(env, waiting, 3)
@@ -136,9 +143,10 @@ def test_each_end_starts_one(env: WorkerEnvironment, queues: dict[str, str]) -> 
     for _ in range(2):
         env.hold("limit_wait_long", acts="hold", queue=queues["threads"])
     job = env.job("limit_wait_long")
-    job.apply_async((env.tag, "sleep", 2.0), queue=queues["prefork"])
+    third = job.apply_async((env.tag, "hold_own"), queue=queues["prefork"])
     env.wait_for("start", count=3)
     waiting = enqueue(env, "limit_wait_long", 5, list(queues.values()))
+    env.let_go(third.id)
     assert ["done"] * 5 == [env.get(one) for one in waiting]
     assert_in_order(env, waiting)
     assert 3 == most_at_once(env)
@@ -147,42 +155,56 @@ def test_each_end_starts_one(env: WorkerEnvironment, queues: dict[str, str]) -> 
 def test_killed_holder_and_line(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """After a holder's child was killed, the messages in line run in order when the copy of the first comes."""
     for pool in ("prefork", "threads", "threads"):
-        env.hold("limit_wait", acts="hold", queue=queues[pool])
+        env.hold("limit_wait", acts="hold", queue=queues[pool], **HOLDS)
     waiting = enqueue(env, "limit_wait", 4, list(queues.values()))
     os.kill(env.starts()[0]["pid"], signal.SIGKILL)
-    assert ["done"] * 4 == [env.get(one, 40) for one in waiting]
+    assert ["done"] * 4 == [env.get(one) for one in waiting]
     assert_in_order(env, waiting)
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_own_retry_in_line(env: WorkerEnvironment, queues: dict[str, str], pool: str) -> None:
     """A task's own retry that finds all slots held waits in line behind the others, and runs."""
-    for _ in range(2):
-        env.hold("limit_wait", acts="hold", queue=queues["threads"])
-    acts = ["", "", "retry", "hold", "return"]
-    retried = env.job("limit_wait").apply_async((env.tag, acts, 1.0), queue=queues[pool])
-    env.wait_for("end")
-    env.hold("limit_wait", acts="hold", queue=queues[pool])
-    until(lambda: in_line(env, "limit_wait") == 1, "the retry waits")
-    (last,) = enqueue(env, "limit_wait", 1, [queues[pool]])
-    env.let_go()
+    job, options = env.job("limit_wait"), {"queue": queues[pool], **HOLDS}
+
+    def attempt(seconds: float) -> tuple[str, AsyncResult] | None:
+        tag = env.other_tag(f"{seconds:g}")
+        for _ in range(2):
+            env.hold("limit_wait", tag, "hold", **{**options, "queue": queues["threads"]})
+        acts, sent = ["", "", "retry", "hold", "return"], time.monotonic()
+        retried = job.apply_async((tag, acts, seconds), **options)
+        env.wait_for("end", tag)
+        job.apply_async((tag, "hold"), **options)
+        fourth = env.wait_for("start", tag, 4)  # of the retry, if this took too long
+        if fourth["at"] < sent + seconds:
+            return tag, retried
+        env.let_go(tag)
+        return None
+
+    tag, retried = in_time(attempt)
+    until(lambda: in_line(env, "limit_wait", tag) == 1, "the retry waits")
+    last = job.apply_async((tag,), queue=queues[pool])
+    until(lambda: in_line(env, "limit_wait", tag) == 2, "the last one waits")
+    env.let_go(tag)
     assert ["done", "done"] == [env.get(retried), env.get(last)]
-    assert [0, 1] == [start["retries"] for start in env.starts() if start["id"] == retried.id]
-    assert most_at_once(env) <= 3
+    assert [0, 1] == [start["retries"] for start in env.starts(tag) if start["id"] == retried.id]
+    assert most_at_once(env, tag) <= 3
 
 
 def test_store_that_lost_its_data_while_ten_wait(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """After the store lost slots and line, the holders have their slots again, and all messages run, three at once."""
-    holders = [env.hold("limit_wait", acts="hold", queue=queues[pool]) for pool in ("prefork", *POOLS)]
-    waiting = enqueue(env, "limit_wait", 10, list(queues.values()), "sleep", 0.1)
+    # The holders have their slots again in a third of this time; the copies of those that wait come after all of it.
+    options = HOLDS_BRIEFLY
+    holders = [env.hold("limit_wait", acts="hold", queue=queues[pool], **options) for pool in ("prefork", *POOLS)]
+    waiting = enqueue(env, "limit_wait", 10, list(queues.values()), "sleep", 0.1, **options)
     key = env.key("limit_wait")
     client: Any = env.store()
     client.delete(*client.keys(f"{key.partition(':lock:')[0]}*"))
-    until(lambda: client.exists(key, f"{key}:1", f"{key}:2") == 3, "the slots are reacquired", 10)
+    until(lambda: client.exists(key, f"{key}:1", f"{key}:2") == 3, "the slots are reacquired")
     client.close()
     env.let_go()
     assert ["held"] * 3 == [env.get(one) for one in holders]
-    assert ["slept"] * 10 == [env.get(one, 60) for one in waiting]
+    assert ["slept"] * 10 == [env.get(one) for one in waiting]
     assert (3, 13) == (most_at_once(env), len(env.starts()))
 
 
@@ -190,11 +212,12 @@ def test_one_more_once_all_slots_are_held(env: WorkerEnvironment, queues: dict[s
     """Under "run_once_more" two run at once; one duplicate of both waits, and runs as soon as one of them has ended."""
     own = list(queues.values())
     env.hold("limit_once_more", acts="hold", queue=own[0])
-    env.job("limit_once_more").apply_async((env.tag, "sleep", 3.0), queue=own[1])
+    second = env.job("limit_once_more").apply_async((env.tag, "hold_own"), queue=own[1])
     env.wait_for("start", count=2)
     (pending,) = enqueue(env, "limit_once_more", 1, own)
     job = env.job("limit_once_more")
     assert [None] * 4 == [env.get(job.apply_async((env.tag,), queue=own[number % 2])) for number in range(4)]
+    env.let_go(second.id)
     assert "done" == env.get(pending)
     assert (3, pending.id) == (len(env.starts()), order(env)[2])
 
@@ -205,52 +228,73 @@ def test_one_more_once_all_slots_are_held(env: WorkerEnvironment, queues: dict[s
 def test_published_up_to_the_limit(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """Two messages have a slot each from their publish on; until one ends, a third call returns the result of the oldest."""
     job, pools = env.job("limit_publish"), list(queues.values())
-    nowhere = f"nowhere-{env.tag}"
-    first = job.apply_async((env.tag,), queue=nowhere, expires=3.0)
-    second = env.hold("limit_publish", acts="hold", queue=pools[0])
-    assert (None, None) == (first.duplicate, second.duplicate)
-    third = job.apply_async((env.tag,), queue=pools[1])
-    assert (first.id, first.id, "queued") == (third.id, third.duplicate.task_id, third.duplicate.state)
-    assert f"{env.key('limit_publish')}:1" == env.starts()[0]["key"]
+
+    def attempt(seconds: float) -> tuple[str, AsyncResult] | None:
+        tag, sent = env.other_tag(f"{seconds:g}"), time.monotonic()
+        first = job.apply_async((tag,), queue=env.other_tag("nobody"), expires=seconds)
+        second = env.hold("limit_publish", tag, "hold", queue=pools[0])
+        third = job.apply_async((tag,), queue=pools[1])
+        if time.monotonic() > sent + seconds:
+            return None
+        assert (None, None) == (first.duplicate, second.duplicate)
+        assert (first.id, first.id, "queued") == (third.id, third.duplicate.task_id, third.duplicate.state)
+        assert f"{env.key('limit_publish', tag)}:1" == env.starts(tag)[0]["key"]
+        return tag, second
+
+    tag, second = in_time(attempt, 3.0)
     free = until(
-        lambda: (call := job.apply_async((env.tag,), queue=pools[1])).duplicate is None and call,
+        lambda: (call := job.apply_async((tag,), queue=pools[1])).duplicate is None and call,
         "the reservation has expired",
-        10,
     )
     assert "done" == env.get(free)
-    fourth = job.apply_async((env.tag, "sleep", 1.0), queue=pools[1])
-    assert (None, second.id) == (fourth.duplicate, job.apply_async((env.tag,), queue=pools[1]).id)
-    env.let_go()
-    assert ["held", "slept"] == [env.get(second), env.get(fourth)]
-    until(lambda: job.lock_holder(env.tag) is None, "both slots are free")  # type: ignore[attr-defined]
+    fourth = job.apply_async((tag, "hold"), queue=pools[1])
+    assert (None, second.id) == (fourth.duplicate, job.apply_async((tag,), queue=pools[1]).id)
+    env.let_go(tag)
+    assert ["held", "held"] == [env.get(second), env.get(fourth)]
+    until(lambda: job.lock_holder(tag) is None, "both slots are free")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_slot_of_a_published_retry(env: WorkerEnvironment, queues: dict[str, str], pool: str) -> None:
     """While a published task waits for its own retry, it keeps its slot, and runs in it again."""
-    job = env.job("limit_publish")
-    holder = env.hold("limit_publish", acts="hold", queue=queues[pool])
-    retried = job.apply_async((env.tag, ["", "retry", "return"], 2.0), queue=queues[pool])
-    env.wait_for("end")
-    until(lambda: job.apply_async((env.tag,), queue=queues[pool]).duplicate, "both slots are held")
-    assert holder.id == job.apply_async((env.tag,), queue=queues[pool]).id
+    job, queue = env.job("limit_publish"), queues[pool]
+
+    def attempt(seconds: float) -> tuple[str, AsyncResult] | None:
+        tag = env.other_tag(f"{seconds:g}")
+        holder, sent = env.hold("limit_publish", tag, "hold", queue=queue), time.monotonic()
+        retried = job.apply_async((tag, ["", "retry", "return"], seconds), queue=queue)
+        env.wait_for("end", tag)
+        until(lambda: job.apply_async((tag,), queue=queue).duplicate or len(env.starts(tag)) > 2, "both slots are held")
+        again = job.apply_async((tag,), queue=queue)
+        if time.monotonic() > sent + seconds:
+            return None
+        assert holder.id == again.id
+        return tag, retried
+
+    tag, retried = in_time(attempt)
     assert "done" == env.get(retried)
-    slots = [start["key"] for start in env.starts() if start["id"] == retried.id]
-    assert [f"{env.key('limit_publish')}:1"] * 2 == slots
-    assert 3 == len(env.starts())
-    until(lambda: job.apply_async((env.tag,), queue=queues[pool]).duplicate is None, "the slot is free")
+    slots = [start["key"] for start in env.starts(tag) if start["id"] == retried.id]
+    assert [f"{env.key('limit_publish', tag)}:1"] * 2 == slots
+    assert 3 == len(env.starts(tag))
+    until(lambda: job.apply_async((tag,), queue=queue).duplicate is None, "the slot is free")
 
 
 def test_revoked_message_frees_its_slot(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """A published message that is revoked before its start frees its own slot when its worker drops it."""
-    job = env.job("limit_publish")
-    env.hold("limit_publish", acts="hold", queue=queues["prefork"])
-    revoked = job.apply_async((env.tag,), countdown=2, queue=queues["prefork"])
-    env.worker.wait_for_lines(revoked.id, "received")
-    env.app.control.revoke(revoked.id, destination=[env.worker_of("prefork").hostname()])
+    job, queue, node = env.job("limit_publish"), queues["prefork"], env.worker_of("prefork").hostname()
+
+    def attempt(seconds: float) -> tuple[str, AsyncResult] | None:
+        tag = env.other_tag(f"{seconds:g}")
+        env.hold("limit_publish", tag, "hold", queue=queue)
+        sent = time.monotonic()
+        revoked = job.apply_async((tag,), countdown=seconds, queue=queue)
+        env.app.control.revoke(revoked.id, destination=[node], reply=True, timeout=SOON)
+        return (tag, revoked) if time.monotonic() < sent + seconds else None
+
+    tag, revoked = in_time(attempt)
     env.wait_for_state(revoked, "REVOKED")
-    until(lambda: job.apply_async((env.tag,), queue=queues["prefork"]).duplicate is None, "the slot is free")
-    assert revoked.id not in order(env)
+    until(lambda: job.apply_async((tag,), queue=queue).duplicate is None, "the slot is free")
+    assert revoked.id not in [start["id"] for start in env.starts(tag)]
 
 
 def test_published_messages_in_line(env: WorkerEnvironment, queues: dict[str, str]) -> None:
@@ -273,9 +317,9 @@ def test_crashed_starts(env: WorkerEnvironment, queues: dict[str, str]) -> None:
 
     def is_refused() -> bool:
         result = job.apply_async((env.tag,), queue=queues["threads"])
-        return type(result.get(timeout=20, propagate=False)).__name__ == "TooManyStarts"
+        return type(result.get(timeout=SOON, propagate=False)).__name__ == "TooManyStarts"
 
-    until(is_refused, "the crashed start counts", 10)
+    until(is_refused, "the crashed start counts")
     env.let_go()
     assert "held" == env.get(holders[0])
 
@@ -285,12 +329,14 @@ def test_crashed_starts(env: WorkerEnvironment, queues: dict[str, str]) -> None:
 
 def test_three_exports_of_a_customer(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """Exports of two tasks in one group with a limit of 3: for a customer never more than three run at once, and all run."""
-    results = []
+    results, acts = [], [*["hold"] * 3, "sleep"]
     for number in range(12):
         task, queue = ("exports.orders", "exports.invoices")[number % 2], queues[POOLS[number // 2 % 2]]
-        results.append(env.job(task).apply_async((env.tag, env.tag, "sleep", 0.3), queue=queue))
+        results.append(env.job(task).apply_async((env.tag, env.tag, acts, 0.2), queue=queue))
+    env.wait_for("start", count=3)
     other = env.other_tag("customer")
     env.job("exports.orders").apply_async((other, other, "hold"), queue=queues["threads"])
     env.wait_for("start", other)
-    assert ["slept"] * 12 == [env.get(one, 60) for one in results]
+    env.let_go()
+    assert [*["held"] * 3, *["slept"] * 9] == sorted(env.get(one) for one in results)
     assert (3, 12) == (most_at_once(env), len(env.starts()))

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,14 +16,25 @@ from celery import chain, chord, group
 from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask, Policy, Replace, Wait
-from tests.integration.environment import WorkerEnvironment
+from celery_singleton_lock.store.protocol import LINE_TOKEN
+from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from tests.in_time import in_time
+from tests.integration.environment import SOON, WorkerEnvironment
+from tests.integration.monitor import Monitor
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 
+#: Seconds: less than the minute after which the delayed copy of a message comes, so that no copy starts what is seen by then.
+BEFORE_A_COPY = LONGEST_COPY_DELAY - 15
+#: Options of a holder that keeps its lease for as long as a test may take.
+HOLDS = {"lock_options": {"lock_ttl": 600}}
+#: Where the message whose turn it is does not come: its turn, too, lasts for the holder's TTL.
+HOLDS_BRIEFLY = {"lock_options": {"lock_ttl": 12}}
 
-def in_line(env: WorkerEnvironment, name: str) -> int:
+
+def in_line(env: WorkerEnvironment, name: str, tag: str | None = None) -> int:
     """Return how many messages wait for the lock of a job."""
-    key = env.key(name).replace(":lock:", ":line:")
+    key = env.key(name, tag).replace(":lock:", ":line:")
     client: Any = env.store()
     try:
         return int(client.zcard(key))
@@ -56,28 +68,28 @@ def assert_one_at_a_time(env: WorkerEnvironment) -> None:
 
 def test_all_run_in_order(env: WorkerEnvironment) -> None:
     """Duplicates run one after the other in the order of their arrival, at once after each end."""
-    first = env.hold("wait_long")
+    first, sent = env.hold("wait_long"), time.monotonic()
     waiting = enqueue(env, "wait_long", 5)
     assert [first.id] == order(env)
     env.let_go()
-    begun = time.monotonic()
     assert ["held", *["done"] * 5] == [env.get(result) for result in (first, *waiting)]
-    assert time.monotonic() < begun + 10  # their copies come after a minute
+    assert env.starts()[-1]["at"] < sent + LONGEST_COPY_DELAY
     assert [first.id, *(result.id for result in waiting)] == order(env)
     assert_one_at_a_time(env)
     until(lambda: not env.is_locked("wait_long"), "the lock is free")
     assert 0 == in_line(env, "wait_long")
 
 
+@pytest.mark.timeout(300)
 def test_busy_queue(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     """Messages that wait run also if each of them spends more than a `lock_ttl`, its turn, in the queue."""
     queue = fresh_worker(WorkerSpec("solo", 1)).worker_queue
-    first = env.hold("wait_brief")
+    first = env.hold("wait_brief", **HOLDS)
     waiting = enqueue(env, "wait_brief", 40, queue=queue)
     with kept_busy(env, queue, 2.5):
         env.let_go()
-        until(lambda: len(order(env)) > 3, "some of them have run", 25)
-    assert ["held", *["done"] * 40] == [env.get(result, timeout=30) for result in (first, *waiting)]
+        until(lambda: len(order(env)) > 3, "some of them have run", 100)
+    assert ["held", *["done"] * 40] == [env.get(result) for result in (first, *waiting)]
     assert_one_at_a_time(env)
 
 
@@ -116,12 +128,21 @@ def test_state_of_a_waiting_message(env: WorkerEnvironment) -> None:
 
 def test_copies_are_dropped(env: WorkerEnvironment) -> None:
     """After a message was published in its turn, its delayed copy does not run it again, also after a failure."""
-    env.hold("wait")
-    (waiting,) = enqueue(env, "wait", 1, kwargs={"acts": ["hold", "raise", "return"]})
-    env.let_go()
-    assert "Boom" == type(env.error(waiting)).__name__
-    before = time.monotonic()
-    until(lambda: time.monotonic() > before + 6.0, "the copy has come, after 4 s")
+    with Monitor(env.app.conf.broker_url) as monitor:
+        env.hold("wait", **HOLDS)
+        (waiting,) = enqueue(env, "wait", 1, kwargs={"acts": ["hold", "raise", "return"]})
+        env.let_go()
+        assert "Boom" == type(env.error(waiting)).__name__
+
+        def has_come() -> bool:
+            copies = monitor.where("EVALSHA", env.key("wait"), LINE_TOKEN)
+            others = [at for at in monitor.where("EVALSHA", env.key("wait")) if at not in copies]
+            return (
+                bool(copies) and copies[-1] > others[4]
+            )  # the holder's start, two of joining, a release, and the start
+
+        until(has_come, "its copy comes after its start")
+    env.finish(waiting.id)
     assert 2 == len(env.starts())
     assert "FAILURE" == env.app.AsyncResult(waiting.id).state
 
@@ -137,7 +158,7 @@ def test_full_line(env: WorkerEnvironment) -> None:
 
 def test_longest_wait(env: WorkerEnvironment) -> None:
     """A message that has waited for `max_wait` fails as under "raise", and leaves the line."""
-    first = env.hold("wait_short")
+    first = env.hold("wait_short", **HOLDS)
     late = env.job("wait_short").delay(env.tag)
     assert isinstance(env.error(late), DuplicateTask)
     assert 0 == in_line(env, "wait_short")
@@ -152,7 +173,7 @@ def test_longest_wait_of_a_long_lease(env: WorkerEnvironment, policy: Policy) ->
     """The message fails after `max_wait`, however long the `lock_ttl` is."""
     first = env.hold("wait_long")
     late = env.job("wait_long").apply_async((env.tag,), lock_options={"on_duplicate": policy})
-    assert isinstance(env.error(late, 8), DuplicateTask)
+    assert isinstance(env.error(late, BEFORE_A_COPY), DuplicateTask)
     env.let_go()
     env.get(first)
     assert [first.id] == order(env)
@@ -160,8 +181,8 @@ def test_longest_wait_of_a_long_lease(env: WorkerEnvironment, policy: Policy) ->
 
 def test_expiry(env: WorkerEnvironment) -> None:
     """A message that expires while it waits ends as REVOKED, as in a queue, and does not keep others waiting."""
-    env.hold("wait_short_ttl")
-    (expired,) = enqueue(env, "wait_short_ttl", 1, expires=2.0)
+    env.hold("wait_short_ttl", **HOLDS)
+    expired = in_time(partial(joined, env, "wait_short_ttl"))
     (last,) = enqueue(env, "wait_short_ttl", 1)
     env.wait_for_state(expired, "REVOKED")
     env.let_go()
@@ -169,32 +190,40 @@ def test_expiry(env: WorkerEnvironment) -> None:
     assert expired.id not in order(env)
 
 
+def joined(env: WorkerEnvironment, name: str, seconds: float) -> AsyncResult | None:
+    """Send a duplicate that expires after so many seconds; return it once it waits in line, None if it has expired before."""
+    before = in_line(env, name)
+    result = env.job(name).apply_async((env.tag,), expires=seconds)
+    until(lambda: in_line(env, name) > before or result.state == "REVOKED", "it is decided")
+    return result if in_line(env, name) > before else None
+
+
 def test_revoked_messages(env: WorkerEnvironment) -> None:
     """Messages that are revoked while they wait end as REVOKED when it is their turn, and the next one starts at once."""
-    first = env.hold("wait_long")
+    first, sent = env.hold("wait_long"), time.monotonic()
     *revoked, last = enqueue(env, "wait_long", 4)
     for result in revoked:
-        env.app.control.revoke(result.id, destination=[env.worker.hostname()], reply=True, timeout=2.0)
+        env.app.control.revoke(result.id, destination=[env.worker.hostname()], reply=True, timeout=SOON)
     env.let_go()
-    begun = time.monotonic()
     assert "done" == env.get(last)
-    assert time.monotonic() < begun + 10  # the lock is reserved for a minute
+    assert env.starts()[-1]["at"] < sent + LONGEST_COPY_DELAY  # for a minute the lock is reserved, too
     assert ["REVOKED"] * 3 == [env.wait_for_state(result, "REVOKED") for result in revoked]
     assert [first.id, last.id] == order(env)
 
 
 def test_revocation_by_stamp(env: WorkerEnvironment) -> None:
     """A waiting message that is revoked by a stamp ends as REVOKED; its copies are not revoked instead of it."""
-    first = env.hold("wait_short_ttl")
+    first = env.hold("wait_short_ttl", **HOLDS)
     stamp = env.tag
     options = {"stamped_headers": ["of"], "of": stamp, "headers": {"stamped_headers": ["of"], "stamps": {"of": stamp}}}
     (revoked,) = enqueue(env, "wait_short_ttl", 1, **options)
-    env.app.control.revoke_by_stamped_headers({"of": [stamp]}, reply=True, timeout=2.0)
+    destination = [env.worker.hostname()]
+    env.app.control.revoke_by_stamped_headers({"of": [stamp]}, destination, reply=True, timeout=SOON)
     before = time.monotonic()
     until(lambda: time.monotonic() > before + 4.0, "its place is lost, if no copy keeps it")
     env.let_go()
     env.get(first)
-    env.wait_for_state(revoked, "REVOKED", timeout=5.0)
+    env.wait_for_state(revoked, "REVOKED")
     assert [first.id] == order(env)
 
 
@@ -219,7 +248,7 @@ def test_canvas(env: WorkerEnvironment) -> None:
     until(lambda: in_line(env, "wait_long") == 5, "all wait")
     env.let_go()
     env.get(last)
-    assert ["done", "done"] == members.get(timeout=20)
+    assert ["done", "done"] == env.get(members)
     env.get(whole)
     assert [["done", "done"]] == [event["results"] for event in env.events("collect", other)]
     assert_one_at_a_time(env)
@@ -251,7 +280,7 @@ def test_killed_holder(env: WorkerEnvironment) -> None:
     env.hold("wait_long")
     waiting = enqueue(env, "wait_long", 3)
     env.kill_body(env.starts()[0])
-    assert ["done"] * 3 == [env.get(result, 10) for result in waiting]
+    assert ["done"] * 3 == [env.get(result, BEFORE_A_COPY) for result in waiting]
     assert [result.id for result in waiting] == order(env)[1:]
     assert_no_overlap(env)
 
@@ -266,21 +295,22 @@ def assert_no_overlap(env: WorkerEnvironment) -> None:
 
 def test_store_that_lost_its_data(env: WorkerEnvironment) -> None:
     """After the store lost the line, all messages run, one at a time."""
-    first = env.hold("wait")
-    waiting = enqueue(env, "wait", 3)
+    # The holder has its lock again in a third of this time; the copies of those that wait come after all of it.
+    first = env.hold("wait", **HOLDS_BRIEFLY)
+    waiting = enqueue(env, "wait", 3, **HOLDS_BRIEFLY)
     client: Any = env.store()
     client.delete(*client.keys(f"{env.key('wait').partition(':lock:')[0]}*"))
     client.close()
-    until(lambda: env.is_locked("wait"), "reacquired", 10)
+    until(lambda: env.is_locked("wait"), "reacquired")
     env.let_go()
-    assert ["held", *["done"] * 3] == [env.get(result, 60) for result in (first, *waiting)]
+    assert ["held", *["done"] * 3] == [env.get(result) for result in (first, *waiting)]
     assert 4 == len(env.starts())
     assert_one_at_a_time(env)
 
 
 def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
     """If the next message cannot be published, as `acks_late` needs, the message's copy starts it later."""
-    first = env.hold("wait_late")
+    first = env.hold("wait_late", **HOLDS_BRIEFLY)
     (waiting,) = enqueue(env, "wait_late", 1)
     env.allow_publishing(False)
     env.let_go()
@@ -289,15 +319,15 @@ def test_broker_that_takes_no_messages(env: WorkerEnvironment) -> None:
         env.worker.wait_for_lines(f"Task job.wait_late[{waiting.id}] could not be published in its turn")
     finally:
         env.allow_publishing(True)
-    assert "done" == env.get(waiting, 40)
+    assert "done" == env.get(waiting)
 
 
 def test_late_acknowledgement(env: WorkerEnvironment) -> None:
     """A message from the line whose child is killed is delivered again and runs, although its copies are dropped."""
-    first = env.hold("wait_late")
+    first = env.hold("wait_late", **HOLDS)
     (waiting,) = enqueue(env, "wait_late", 1, kwargs={"acts": ["hold", "die", "return"]})
     env.let_go()
-    assert ["held", "done"] == [env.get(first), env.get(waiting, 40)]
+    assert ["held", "done"] == [env.get(first), env.get(waiting)]
     assert [waiting.id, waiting.id] == order(env)[1:]
 
 
@@ -334,21 +364,20 @@ def test_the_latest_runs_once_more(env: WorkerEnvironment) -> None:
 
 def test_storm(env: WorkerEnvironment) -> None:
     """Of a storm of calls with no pause, few run, one of them after the last call, and all end."""
-    job = env.job("once_more")
-    results = [job.apply_async((env.tag, "sleep"), {"seconds": 0.05}) for _ in range(200)]
-    values = [env.get(result, 60) for result in results]
+    job, seconds = env.job("once_more"), 0.3
+    results = [job.apply_async((env.tag, "sleep"), {"seconds": seconds}) for _ in range(200)]
+    values = [env.get(result) for result in results]
     assert set(values) == {"slept", None}
-    assert values.count("slept") < 100
-    last_start = env.starts()[-1]["at"]
-    assert last_start is not None
+    starts, decided = env.starts(), env.lock_signals(env.key("once_more"), "duplicate")[-1]["at"]
+    assert values.count("slept") == len(starts) <= 3 + (decided - starts[0]["at"]) / seconds
     assert_one_at_a_time(env)
 
 
 def test_pending_run_that_expires(env: WorkerEnvironment) -> None:
     """A pending run that expires leaves the line at that moment, so that a later call runs after the holder."""
     first = env.hold("once_more")
-    (expired,) = enqueue(env, "once_more", 1, expires=2.0)
-    env.wait_for_state(expired, "REVOKED", timeout=10.0)
+    expired = in_time(partial(joined, env, "once_more"))
+    env.wait_for_state(expired, "REVOKED")
     (last,) = enqueue(env, "once_more", 1)
     env.let_go()
     assert ["held", "done"] == [env.get(first), env.get(last)]
