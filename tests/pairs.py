@@ -11,7 +11,7 @@ from celery import Celery, Task
 from celery_singleton_lock import MaxStarts, RetryLater, RunOnceMore, SingletonTask
 
 #: Seconds for which a success holds the signature: much longer than the body of a test runs.
-HOLD = 6.0
+HOLD = 15.0
 #: Seconds after which the lease of a body that still runs is lost.
 CAP = 1.0
 #: How many starts without a success are allowed.
@@ -59,7 +59,7 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "lock_from": {"default": "start", "publish": "publish"},
     "lock_until": {"default": "finish", "start": "start"},
-    "lock_ttl": {"4": 4.0, "60": 60.0},
+    "lock_ttl": {"20": 20.0, "60": 60.0},
     "lock_at_least": {"default": 0.0, "some": HOLD},
     "lock_at_most": {"less": CAP, "more": 60.0},
     "on_lock_lost": {"default": "warn", "raise": "raise"},
@@ -154,8 +154,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "retry_tried": {"max_starts": MaxStarts(2, count="unsuccessful")},
     "held": {"lock_group": "held", "lock_at_least": 60.0, "on_duplicate": "skip"},
     "also_held": {"lock_group": "held", "on_duplicate": "skip"},
-    "replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 1.0},
-    "also_replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 1.0},
+    "replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 60.0},
+    "also_replaced": {"lock_group": "replaced", "on_duplicate": "replace", "lock_ttl": 60.0},
     "tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
     "also_tried": {"lock_group": "tried", "max_starts": MaxStarts(1, count="unsuccessful")},
     "publish": {"lock_group": "publish", "lock_from": "publish", "on_duplicate": "skip"},
