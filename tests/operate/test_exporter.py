@@ -34,7 +34,7 @@ from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, STATES, VERBS
 from celery_singleton_lock.store.redis import RedisStore, connector
-from tests.integration.environment import WorkerEnvironment
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
 from tests.runbook import login
@@ -49,6 +49,8 @@ from tests.servers import (
     until,
 )
 
+#: Seconds in which a program starts and ends.
+LATE = 100
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs" / "monitoring"
 PAGE = (ROOT / "docs" / "MONITORING.md").read_text(encoding="utf-8")
@@ -107,7 +109,7 @@ def exporter(store: str) -> Iterator[tuple[Process, str]]:
     process = Process(command, directory / "log", environment(directory))
     process.start()
     try:
-        said = until(lambda: "listens on " in process.output() or not process.running, "it listens", 30)
+        said = until(lambda: "listens on " in process.output() or not process.running, "it listens")
         assert said and process.running, process.output()
         yield process, process.output().split("listens on ")[1].split()[0]
     finally:
@@ -121,7 +123,7 @@ def environment(directory: Path, **variables: str) -> dict[str, str]:
 
 
 def scrape(url: str) -> Output:
-    with urlopen(url, timeout=10) as answer:
+    with urlopen(url, timeout=SOON) as answer:
         assert 200 == answer.status
         return Output(answer.read().decode())
 
@@ -137,7 +139,7 @@ def promtool() -> str:
 
 def run(*command: str, text: str = "") -> str:
     """Run a program that must succeed, and return what it printed."""
-    done = subprocess.run(command, input=text, cwd=MONITORING, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, input=text, cwd=MONITORING, capture_output=True, text=True, timeout=LATE)
     assert 0 == done.returncode, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -207,7 +209,7 @@ def wait_for_lock(env: WorkerEnvironment) -> None:
 def lose(env: WorkerEnvironment) -> None:
     """Revoke a lock while its body runs. The next run of the task takes what its process has counted to the store."""
     tag = env.other_tag("lost")
-    held, key = env.hold("skip_short", tag), env.key("skip_short", tag)
+    held, key = env.hold("skip_short", tag, lock_options={"lock_ttl": 9}), env.key("skip_short", tag)
     assert locks.release(env.app, key, force=True).released
     until(lambda: env.lock_signals(key, "lock_lost"), "the holder is told")
     env.let_go(tag)
@@ -259,9 +261,9 @@ def test_present(worked: Any) -> None:
     value = worked[2].value
     assert {"running": 1, "queued": 0, "held": 0} == {one: value("leases", "long", state=one) for one in STATES}
     assert 2 == value("blocked_duplicates", "long")
-    assert time.time() - 60 < value("oldest_lease_start_timestamp_seconds", "long") <= time.time()
+    assert time.time() - 600 < value("oldest_lease_start_timestamp_seconds", "long") <= time.time()
     assert (0, 0) == tuple(value("oldest_lease_start_timestamp_seconds", one) for one in ("skip", "skip_value"))
-    assert time.time() - 60 < value("last_success_timestamp_seconds", "skip_value") <= time.time()
+    assert time.time() - 600 < value("last_success_timestamp_seconds", "skip_value") <= time.time()
     assert (0, True) == (
         value("last_success_timestamp_seconds", "raising"),
         value("last_start_timestamp_seconds", "raising") > 0,
@@ -281,7 +283,7 @@ def test_histograms(worked: Any) -> None:
     assert 3 == value("hold_seconds_count", "skip_value") == value("hold_seconds_bucket", "skip_value", le="+Inf")
     assert sum(run.duration for run in runs) == pytest.approx(value("hold_seconds_sum", "skip_value"), abs=0.002)
     assert 1 == value("wait_seconds_count", "retry")
-    assert 0.1 < value("wait_seconds_sum", "retry") < 20
+    assert 0.1 < value("wait_seconds_sum", "retry") < 200
     for family in ("hold_seconds", "wait_seconds"):
         samples = after.families[f"celery_singleton_{family}"].samples
         buckets = [one.value for one in samples if one.labels["task"] == "job.retry" and "le" in one.labels]
@@ -321,6 +323,7 @@ def test_labels_are_bounded(worked: Any) -> None:
 # -- the exporter ------------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_store_away() -> None:
     """While the store is away or hangs, a scrape answers within two seconds, says so and counts it; afterwards all is well."""
     with RedisServer() as server, exporter(server.url()) as (process, url):
@@ -368,7 +371,7 @@ def test_end(own_store: RedisServer, number: int) -> None:
     with exporter(own_store.url()) as (process, url):
         assert f"listens on {url}\n" == process.output()
         process.signal(number)
-        assert 0 == process.wait(10)
+        assert 0 == process.wait(SOON)
         assert f"listens on {url}\n" == process.output()
         assert not is_listening(int(url.split(":")[2].split("/")[0]))
 
@@ -377,7 +380,7 @@ def exporter_that_fails(directory: Path, store: str | None, *words: str, app: st
     (directory / "bare.py").write_text(APP.format(store=store) + app)
     command = [sys.executable, "-m", "celery", "-A", "bare", "singleton", "exporter", *words]
     env = environment(directory, **variables)
-    return subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=LATE)
 
 
 def test_errors_are_one_line(own_store: RedisServer, tmp_path: Path) -> None:
@@ -503,7 +506,7 @@ def test_rendered(worked: Any, promtool: str, tmp_path: Path) -> None:
     server = Process([*command, f"--web.listen-address=127.0.0.1:{port}"], tmp_path / "log")
     server.start()
     try:
-        until(lambda: found(port, "count_over_time(celery_singleton_store_up[1m]) > 3"), "some scrapes", 30, 0.2)
+        until(lambda: found(port, "count_over_time(celery_singleton_store_up[1m]) > 3"), "some scrapes", every=0.2)
         empty = [
             one
             for one in EXPRESSIONS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.environment import WorkerEnvironment
+from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.operate.browser import DIRECT
 from tests.servers import Process, free_port, is_listening, until
@@ -31,13 +31,13 @@ def flower(env: WorkerEnvironment, tmp_path: Path) -> Iterator[Get]:
     process = Process([*program, "--address=127.0.0.1", f"--port={port}"], tmp_path / "flower.log", variables)
 
     def get(path: str) -> str:
-        with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
+        with DIRECT.open(f"http://127.0.0.1:{port}{path}", timeout=SOON) as reply:
             return str(reply.read(), "utf-8")
 
     process.start()
     try:
-        until(lambda: is_listening(port), "Flower listens", 30)
-        until(lambda: "flower_worker_online{" in get("/metrics"), "Flower receives events", 30)
+        until(lambda: is_listening(port), "Flower listens")
+        until(lambda: "flower_worker_online{" in get("/metrics"), "Flower receives events")
         yield get
     finally:
         process.stop()
@@ -57,7 +57,7 @@ def test_skipped(env: WorkerEnvironment, flower: Get) -> None:
 
 def test_copies(env: WorkerEnvironment, flower: Get) -> None:
     """The copies of a message that waits in line have a state of their own: they do not look as if they ran for ever."""
-    env.hold("wait_brief")
+    env.hold("wait_brief", lock_options={"lock_ttl": 600})
     waiting = env.job("wait_brief").delay(env.tag)
 
     def copies() -> list[str]:
@@ -68,4 +68,4 @@ def test_copies(env: WorkerEnvironment, flower: Get) -> None:
     env.let_go()
     assert "done" == env.get(waiting)
     until(lambda: {"SINGLETON-COPY"} == set(copies()), "the last copy has come")
-    assert "SUCCESS" == json.loads(flower(f"/api/task/info/{waiting.id}"))["state"]
+    until(lambda: "SUCCESS" == json.loads(flower(f"/api/task/info/{waiting.id}"))["state"], "its end is shown")

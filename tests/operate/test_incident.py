@@ -52,23 +52,23 @@ def run(tmp_path: Path) -> Iterator[Run]:
         line = line.replace("celery -A", f"{sys.executable} -m celery -A").replace("curl -s ", curl)
         line = line.replace("127.0.0.1:9809", f"127.0.0.1:{port}")
         done = subprocess.run(
-            line, shell=True, env=environment, cwd=directory, capture_output=True, text=True, timeout=60, check=False
+            line, shell=True, env=environment, cwd=directory, capture_output=True, text=True, timeout=100, check=False
         )
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout
 
     try:
-        environment.update(until(exported, "the incident has begun", 90))
+        environment.update(until(exported, "the incident has begun", 150))
         yield run
     finally:
-        incident.stop(20)
+        incident.stop(60)
         until(lambda: not left_behind(directory), "all processes of the incident are gone")
         assert [] == list(directory.iterdir())
         remove_directory(directory)
 
 
 @messages_come_back_soon
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_transcript(run: Run) -> None:
     """The commands of the page print what it says, but for times, durations and process ids."""
     page = PAGE.read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def test_transcript(run: Run) -> None:
             printed += f"$ kill -9 {pid}\n{run(f'kill -9 {pid}')}"
             for task in ("import_rates", "monthly_report"):
                 history = f"celery -A example_project singleton history example_project.tasks.{task}"
-                until(lambda command=history: "success" in run(command), f"{task} has run again", 60)  # type: ignore[misc]
+                until(lambda command=history: "success" in run(command), f"{task} has run again", 150)  # type: ignore[misc]
         elif line.startswith("$ "):
             printed += f"{line}\n{run(line[2:])}"
     if os.environ.get("INCIDENT_WRITE"):

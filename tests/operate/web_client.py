@@ -52,7 +52,7 @@ class WebClient:
 
     def _send(self, path: str, data: bytes | None) -> Answer:
         try:
-            with self._opener.open(self._site + path, data, timeout=30) as reply:
+            with self._opener.open(self._site + path, data, timeout=100) as reply:
                 return Answer(reply.status, "", reply.read().decode())
         except urllib.error.HTTPError as error:
             with error:
