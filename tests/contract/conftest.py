@@ -74,7 +74,7 @@ class RedisBacking:
     """
 
     def __init__(self, url: str, base: str, history: int | None) -> None:
-        self.store: Any = RedisStore(connector(url, {}), 2.0, 4, history)
+        self.store: Any = RedisStore(connector(url, {}), 30.0, 4, history)
         self._redis: Any = Redis.from_url(url, decode_responses=True)
         self._base = base
 
@@ -183,7 +183,7 @@ def redis_store(redis_server: RedisServer) -> Iterator[MakeStore]:
     """Yield a function that makes stores on the run's Redis or on another URL."""
     made = []
 
-    def make(url: str = "", timeout: float = 1.0, limit: int | None = None, tls: Any = None) -> RedisStore:
+    def make(url: str = "", timeout: float = 30.0, limit: int | None = None, tls: Any = None) -> RedisStore:
         made.append(RedisStore(connector(url or redis_server.url(), {}, tls), timeout, limit))
         return made[-1]
 

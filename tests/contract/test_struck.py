@@ -94,7 +94,7 @@ def test_struck_calls(
     redis_store: MakeStore, lease_request: MakeRequest, client: Any, base: str, striker: Striker, shared: bool
 ) -> None:
     """After any number of interrupted calls the next call works, and no call reads the reply of another."""
-    store = redis_store(timeout=2.0)
+    store = redis_store()
     witness = lease_request("witness", task_id="witness")
     assert store.acquire(witness).status is AcquireStatus.GRANTED
     strikes, end = 0, time.monotonic() + SECONDS
