@@ -678,7 +678,7 @@ def test_tables_of_the_readme(title: str, table: dict[str, Option]) -> None:
 def test_help_shows_the_options(name: str) -> None:
     """`help` lists each option with its meaning and default. (A process of its own: `help` binds a task class to an app.)"""
     command = [sys.executable, "-m", "pydoc", f"celery_singleton_lock.{name}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout
     (text,) = re.findall(r"^ \|  Options:\n((?: \|      .*\n)+)", shown, re.MULTILINE)
     words = " ".join(text.replace(" |  ", "").split())
     expected = [f"{name}: {row.meaning}. Default: {documented_default(row)}." for name, row in TASK_OPTIONS.items()]

@@ -21,7 +21,7 @@ from celery_singleton_lock.store.protocol import LeaseRequest
 from tests.servers import until
 from tests.unit.conftest import Clock
 
-WAIT = 5.0
+WAIT = 60.0
 
 
 class Task:

@@ -133,7 +133,7 @@ def store(app: Any, clock: MovableClock) -> Iterator[Store]:
     yield store
     reported = threading.Event()  # the next test must not see callbacks of this one
     context.callbacks.call(reported.set)
-    assert reported.wait(5)
+    assert reported.wait(60)
 
 
 def raising(error: BaseException) -> Callable[[], object]:
@@ -606,7 +606,7 @@ def test_lost_lease_is_logged_with_its_holder(
     key = task.lock_key_for()
     reported = threading.Event()
     execution.context_of(task.app).callbacks.call(reported.set)
-    assert reported.wait(5)
+    assert reported.wait(60)
     expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock and is still running (revoked); key {key}"
     assert expected in [record.getMessage() for record in caplog.records]
 

@@ -64,7 +64,7 @@ assert not started and not connected
 
 
 def probe(more: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROBE.format(more=more)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROBE.format(more=more)], capture_output=True, text=True, timeout=110)
     assert "clean" == done.stdout.strip(), done.stderr
 
 

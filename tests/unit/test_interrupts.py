@@ -42,7 +42,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=target)
     thread.start()
-    thread.join(30)
+    thread.join(100)
     assert outcome, "the thread died of an exception that escaped"
     done, value = outcome[0]
     if not done:
@@ -57,6 +57,9 @@ def place(request: pytest.FixtureRequest) -> Callable[[Callable[[], Any]], Any]:
 
 
 Place = Callable[[Callable[[], Any]], Any]
+
+#: Seconds after which a body ends by itself that an interrupt is to end.
+LATE = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +89,7 @@ def test_body_is_interrupted(place: Place) -> None:
     """LockLost is raised in a body that runs Python code."""
 
     def work() -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + LATE
         with pytest.raises(LockLost):
             run_and_fire(here(), 0.02, lambda: spin(deadline))
         assert time.monotonic() < deadline
@@ -103,20 +106,20 @@ def test_blocking_call_in_the_main_thread_is_interrupted() -> None:
     """In the main thread a blocking call ends at once, and the error has the key."""
     began = time.monotonic()
     with pytest.raises(LockLost) as lost:
-        run_and_fire(here("the-key"), 0.05, lambda: time.sleep(10))  # which ends early
-    assert time.monotonic() - began < 2
+        run_and_fire(here("the-key"), 0.05, lambda: time.sleep(LATE))  # which ends early
+    assert time.monotonic() - began < LATE
     assert "the-key" == lost.value.key
 
 
 @pytest.mark.parametrize(
-    "block", [lambda: threading.Event().wait(10), lambda: signal.sigtimedwait({signal.SIGUSR2}, 10)]
+    "block", [lambda: threading.Event().wait(LATE), lambda: signal.sigtimedwait({signal.SIGUSR2}, LATE)]
 )
 def test_other_blocking_calls(block: Callable[[], Any]) -> None:
     """Other system calls end, too."""
     began = time.monotonic()
     with pytest.raises(LockLost):
         run_and_fire(here(), 0.05, block)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < LATE
 
 
 def test_value_and_own_error_are_kept(place: Place) -> None:
@@ -164,7 +167,7 @@ def test_body_may_catch_it_and_go_on(place: Place) -> None:
         def body() -> str:
             try:
                 fire_soon(interrupt, 0.02)
-                spin(time.monotonic() + 5)
+                spin(time.monotonic() + LATE)
             except LockLost:
                 caught.append(1)
             spin(time.monotonic() + 0.05)
@@ -185,12 +188,12 @@ def test_nested_bodies(place: Place) -> None:
 
         def body() -> None:
             with pytest.raises(LockLost):
-                run_and_fire(inner, 0.02, lambda: spin(time.monotonic() + 5))
+                run_and_fire(inner, 0.02, lambda: spin(time.monotonic() + LATE))
             seen.append("inner lost")
             spin(time.monotonic() + 0.02)
             seen.append("outer went on")
             fire_soon(outer, 0.02)
-            spin(time.monotonic() + 5)
+            spin(time.monotonic() + LATE)
 
         with pytest.raises(LockLost):
             run(outer, body)
@@ -248,7 +251,7 @@ def test_users_signal_after_an_interrupt() -> None:
     def body() -> str:
         with contextlib.suppress(LockLost):
             fire_soon(interrupt, 0.02)
-            spin(time.monotonic() + 5)
+            spin(time.monotonic() + LATE)
         signal.raise_signal(signal.SIGURG)
         return "went on"
 
@@ -531,10 +534,10 @@ def compute(seconds: float) -> None:
 
 
 def dropping(make: Callable[[], object]) -> Callable[[], None]:
-    """Return a body that spends three seconds in finalizers."""
+    """Return a body that spends its time in finalizers, for much longer than any interrupt takes."""
 
     def body() -> None:
-        end = time.monotonic() + 3
+        end = time.monotonic() + LATE
         while time.monotonic() < end:
             make()
 
@@ -542,15 +545,15 @@ def dropping(make: Callable[[], object]) -> Callable[[], None]:
 
 
 def collecting() -> None:
-    end = time.monotonic() + 3
+    end = time.monotonic() + LATE
     while time.monotonic() < end:
         SlowCycle()
         gc.collect(0)  # of a large heap, a full collection is slow
 
 
 def weak_callback() -> None:
-    """Spend three seconds in callbacks of weak references, where Python swallows exceptions, too."""
-    end = time.monotonic() + 3
+    """Spend the time in callbacks of weak references, where Python swallows exceptions, too."""
+    end = time.monotonic() + LATE
     while time.monotonic() < end:
         it = Nothing()
         reference = weakref.ref(it, lambda _: time.sleep(LONG))
@@ -582,7 +585,7 @@ def test_swallowed_interrupt_comes_again(place: Place, body: Callable[[], None])
         began = time.monotonic()
         with pytest.raises(LockLost):
             run_and_fire(here(), LONG / 2, body)
-        assert time.monotonic() - began < 20 * LONG
+        assert time.monotonic() - began < LATE
 
     place(work)
 
@@ -600,7 +603,7 @@ def test_caught_interrupt_does_not_come_again(place: Place) -> None:
         def body() -> str:
             try:
                 fire_soon(interrupt, 0.02)
-                spin(time.monotonic() + 5)
+                spin(time.monotonic() + LATE)
             except LockLost as error:
                 caught.append(error)
             for _ in range(5):
@@ -714,7 +717,7 @@ def victim():
     interrupt = interrupt_here("key", runner.call_in_loop)
     interrupts.append(interrupt)
     def body():
-        while time.monotonic() < began + 10:
+        while time.monotonic() < began + 60:
             Slow()
             time.sleep(0)
     try:
@@ -737,9 +740,9 @@ while not interrupts:
     time.sleep(0.001)
 time.sleep(0.01)
 interrupts[0].fire()
-while len(seen) < 2 and time.monotonic() < began + 12:
+while len(seen) < 2 and time.monotonic() < began + 70:
     time.sleep(0.01)
-print(seen, time.monotonic() - began < 5)
+print(seen, time.monotonic() - began < 60)
 """
 
 
@@ -753,7 +756,7 @@ print(seen, time.monotonic() - began < 5)
 def test_swallowed_in_a_greenlet(library: str, patch: str, spawn: str) -> None:
     """One that a finalizer in a greenlet swallows is raised again at that greenlet's next switch, and nowhere else."""
     code = GREEN.format(library=library, patch=patch, spawn=spawn)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110)
     assert "['interrupted key', 'whole'] True\n" == ended.stdout, ended.stdout + ended.stderr
     assert "Exception ignored" not in ended.stderr
 
@@ -787,5 +790,5 @@ traced()
 
 def test_tracer_after_an_interrupt() -> None:
     """A process can be traced after an interrupt: CPython 3.11 would hang if the exception had been cleared."""
-    ended = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, text=True, timeout=110)
     assert "interrupted\ntraced\n" == ended.stdout, ended.stderr

@@ -16,7 +16,7 @@ from celery_singleton_lock.renewal import loop as loop_module
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from tests.servers import until
 
-WAIT = 5.0
+WAIT = 60.0
 
 
 def failing_once(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[Callable[[], object]]:

@@ -120,7 +120,7 @@ def test_lease(names: Names) -> None:
     """A body that asks between its steps stores all pages while it holds its lock, and stops after a revocation."""
     names.run(LEASE)
     app, export = names["app"], names["export"]
-    app.conf.singleton_lock_ttl = 1.0
+    app.conf.singleton_lock_ttl = 6.0
     with memory_store(app):
         assert "SUCCESS" == export.apply((42,)).state
         assert [("store", "42, page 1"), ("store", "42, page 2")] == names.calls
@@ -128,7 +128,7 @@ def test_lease(names: Names) -> None:
         def lose(page: str) -> None:
             names.calls.append(("store", page))
             export.force_unlock(42)
-            until(lambda: not export.lease.held, "the loss is known", 15)
+            until(lambda: not export.lease.held, "the loss is known")
 
         names["store"] = lose
     names.calls.clear()

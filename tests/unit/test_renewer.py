@@ -930,7 +930,7 @@ def test_errors_do_not_end_the_thread(error: BaseException) -> None:
 
     loop = BackgroundLoop(step, ignore)
     loop.wake(0.0)
-    until(lambda: len(steps) >= 2, timeout=3)
+    until(lambda: len(steps) >= 2)
 
 
 def test_failing_log_does_not_end_the_thread() -> None:
@@ -946,7 +946,7 @@ def test_failing_log_does_not_end_the_thread() -> None:
     with broken_log():
         loop = BackgroundLoop(step, ignore)
         loop.wake(0.0)
-        until(lambda: len(steps) >= 2, timeout=3)
+        until(lambda: len(steps) >= 2)
 
 
 def test_failing_recovery_does_not_end_the_thread() -> None:
@@ -969,7 +969,7 @@ def test_failing_recovery_does_not_end_the_thread() -> None:
 
     loop = BackgroundLoop(step, ignore, clock=clock)
     loop.wake(0.0)
-    until(lambda: len(steps) >= 2, timeout=3)
+    until(lambda: len(steps) >= 2)
 
 
 class broken_log:  # noqa: N801

