@@ -10,6 +10,7 @@ import pytest
 
 from tests import servers
 from tests.faults.harness import WorkerEnvironment
+from tests.faults.matrix import LATE
 from tests.servers import required, until
 
 LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
@@ -63,7 +64,7 @@ def test_clock_of_a_worker(pool: str, step: str, tmp_path: Path) -> None:
         env.send("retry", "a", ["sleep"], expect="once", queue="two")
         env.stay_held(2 * TTL, env.ledger.events("start", tag="a")[0])
         file.write_text("+0")
-        until(lambda: len(env.ledger.events("end")) == 3, "all bodies end", 30)
+        until(lambda: len(env.ledger.events("end")) == 3, "all bodies end", LATE)
         assert not env.ledger.events("lost")
         env.finish()
 

@@ -6,6 +6,7 @@ import pytest
 from celery.utils import uuid
 
 from tests.faults.harness import WorkerEnvironment, since
+from tests.faults.matrix import LATE
 from tests.servers import until
 
 SOON = 1.0
@@ -19,9 +20,9 @@ def test_before_start(pool: str) -> None:
         first = env.send("skip", "a", ["hold"], expect="once")
         body = env.body("a")
         beforehand = uuid()
-        assert env.app.control.revoke(beforehand, destination=[worker.node], reply=True, timeout=10)
+        assert env.app.control.revoke(beforehand, destination=[worker.node], reply=True, timeout=LATE)
         waiting = env.send("skip", "b", expect="none", countdown=2)
-        env.app.control.revoke(waiting.id, destination=[worker.node], reply=True, timeout=10)
+        env.app.control.revoke(waiting.id, destination=[worker.node], reply=True, timeout=LATE)
         never = [
             waiting,
             env.send("skip", "a", expect="none", task_id=beforehand),
@@ -33,7 +34,7 @@ def test_before_start(pool: str) -> None:
             env.app.control.revoke(fetched.id)
         env.last(2.2)  # one message expires, the other becomes due
         env.go("a")
-        assert "held" == first.get(timeout=10)
+        assert "held" == first.get(timeout=LATE)
         for result in never:
             until(lambda result=result: result.state == "REVOKED", "revoked")
         env.gone(body)
@@ -53,5 +54,5 @@ def test_body_leaves(pool: str, act: str) -> None:
         freed = since(env.end(body), env.gone(body))
         env.measured(f"7 {'SystemExit' if act == 'exit' else 'MemoryError'}, {pool}: freed after the body", SOON, freed)
         assert second.process.running
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=LATE)
         env.finish()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults.features import AtPublish, Newest, holding
 from tests.faults.harness import CHILD_BOUND, now
+from tests.faults.matrix import LATE
 from tests.faults.probes import digests
 
 TTL = 4.0
@@ -116,7 +117,7 @@ def test_features_shutdown(kind: str) -> None:
             row.go()
         bound = 2.0 if kind == "warm" else COPY + 6  # a child may be killed just before it publishes the next one
         row.env.measured(f"36 {kind} shutdown: all that wait have started", bound, row.next_starts(begin))
-        assert row.victim.exit_code(30) is not None, "the worker does not end"
+        assert row.victim.exit_code(LATE) is not None, "the worker does not end"
 
 
 def test_features_and_lost_replies() -> None:

@@ -12,6 +12,7 @@ import redis
 
 from tests.faults.harness import WorkerEnvironment, since
 from tests.faults.ledger import Event
+from tests.faults.matrix import LATE
 from tests.servers import RedisServer, until
 
 
@@ -32,7 +33,7 @@ def test_fork_in_a_body(act: list[object]) -> None:
             (forked,) = env.ledger.events("forked")
             assert 1 == forked["threads"], "a fork has a thread of its own"
         env.measured(f"31 {act[0]}: freed after the body", 1.0, since(end, env.gone(body)))
-        assert "slept" == env.send("skip", "a", ["sleep", 4], expect="once").get(timeout=20)
+        assert "slept" == env.send("skip", "a", ["sleep", 4], expect="once").get(timeout=LATE)
         env.finish()
 
 
@@ -45,8 +46,8 @@ def test_call_within(pool: str) -> None:
     """A task that is called as a plain function acquires no lock and changes none, also when it calls itself."""
     with WorkerEnvironment(ttl=3) as env:
         env.worker(pool)
-        assert "slept" == env.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=10)
-        assert "slept" == env.send("retry", "a", ["call", "retry", "a"], expect="once").get(timeout=10)
+        assert "slept" == env.send("retry", "a", ["call", "other", "b"], expect="once").get(timeout=LATE)
+        assert "slept" == env.send("retry", "a", ["call", "retry", "a"], expect="once").get(timeout=LATE)
         env.finish()
 
 
@@ -55,8 +56,8 @@ def test_apply_within(pool: str) -> None:
     """An eager run inside a body never deadlocks: another task runs, and the task itself is a duplicate."""
     with WorkerEnvironment(ttl=3, singleton_lock_eager=True) as env:
         env.worker(pool)
-        assert "SUCCESS" == env.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=10)
-        assert "FAILURE" == env.send("retry", "a", ["apply", "retry", "a"], expect="once").get(timeout=10)
+        assert "SUCCESS" == env.send("retry", "a", ["apply", "other", "b"], expect="once").get(timeout=LATE)
+        assert "FAILURE" == env.send("retry", "a", ["apply", "retry", "a"], expect="once").get(timeout=LATE)
         env.finish()
 
 
@@ -66,7 +67,7 @@ def test_apply_within_without_locks(pool: str) -> None:
     with WorkerEnvironment(ttl=3) as env:
         env.worker(pool)
         result = env.send("retry", "a", ["apply", "retry", "a"], expect="once")
-        assert "SUCCESS" == result.get(timeout=10)
+        assert "SUCCESS" == result.get(timeout=LATE)
         env.finish()
 
 

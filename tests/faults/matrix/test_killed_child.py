@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.harness import CHILD_BOUND, WorkerEnvironment, kind_of, since
+from tests.faults.matrix import LATE
 from tests.servers import RabbitMQServer, until
 
 
@@ -23,10 +24,10 @@ def test_killed_child(broker: str | RabbitMQServer) -> None:
             CHILD_BOUND + 2,
             since(fault, env.body("a", 2)["at"]),
         )
-        assert "slept" == again.get(timeout=10)
+        assert "slept" == again.get(timeout=LATE)
         assert env.held(second), "another child's lease was touched"
         env.go("b")
-        assert "held" == waiting.get(timeout=10)
+        assert "held" == waiting.get(timeout=LATE)
         env.finish()
 
 
@@ -41,7 +42,7 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
         env.measured(
             f"1 child killed, late ack, {kind_of(broker)}: runs again", CHILD_BOUND + 2, since(fault, again["at"])
         )
-        assert "slept" == result.get(timeout=10)
+        assert "slept" == result.get(timeout=LATE)
         assert 2 == len(env.ledger.events("start", tag="a"))
         env.finish()
 
@@ -59,5 +60,5 @@ def test_killed_while_the_store_is_away() -> None:
             env.last(4)
             env.store.resume()
         env.measured("2 child killed in an outage: freed after it", CHILD_BOUND, env.gone(body) - fault.until)
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         env.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import WorkerEnvironment, kind_of, since
+from tests.faults.matrix import LATE
 from tests.servers import RabbitMQServer
 
 TTL = 4.0
@@ -32,7 +33,7 @@ def test_killed_worker(pool: str) -> None:
         freed = since(fault, env.gone(body))
         env.measured(f"3 worker killed, {pool}: lease gone", TTL + 0.5, freed, at_least=TTL * 2 / 3 - 0.3)
         env.measured(f"3 worker killed, {pool}: next run starts", TTL + 2, since(fault, env.body("a", 2)["at"]))
-        assert "slept" == result.get(timeout=10)
+        assert "slept" == result.get(timeout=LATE)
         env.finish()
 
 
@@ -51,5 +52,5 @@ def test_redelivery(broker: str | RabbitMQServer) -> None:
         bound = TTL + 6 + SWEEP["visibility_timeout"]
         name = f"3 worker killed, late ack, {kind_of(broker)}: runs again"
         env.measured(name, bound, since(fault, again["at"]), at_least=TTL * 2 / 3 - 0.3)
-        assert "slept" == result.get(timeout=10)
+        assert "slept" == result.get(timeout=LATE)
         env.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import CHILD_BOUND, WorkerEnvironment, since
+from tests.faults.matrix import LATE
 from tests.faults.tasks import SEVERAL
 
 TTL = 4.0
@@ -30,5 +31,5 @@ def test_one_holder_killed(what: str) -> None:
         env.measured(f"42 one of {SEVERAL} holders killed, {what}: the next starts", bound, since(fault, fourth["at"]))
         env.stay_held(TTL, bodies[0], bodies[2], fourth)
         env.go("a")
-        assert ["held", "held"] == [result.get(timeout=20) for result in waiting]
+        assert ["held", "held"] == [result.get(timeout=LATE) for result in waiting]
         env.finish()

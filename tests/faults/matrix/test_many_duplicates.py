@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import WorkerEnvironment, now, side_by_side, since
+from tests.faults.matrix import LATE
 from tests.servers import until
 
 COPIES = 200
@@ -40,13 +41,13 @@ def _consume(env: WorkerEnvironment) -> None:
 
 def _add_queue(env: WorkerEnvironment) -> None:
     nodes = [worker.node for worker in env.workers]
-    replies = env.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=10)
+    replies = env.app.control.add_consumer(QUEUE, destination=nodes, reply=True, timeout=LATE)
     assert sorted(nodes) == sorted(node for reply in replies for node in reply)
 
 
 def _state(task_id: str, env: WorkerEnvironment) -> str:
     result = env.app.AsyncResult(task_id)
-    return until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end", 20)
+    return until(lambda: result.state in ("SUCCESS", "FAILURE") and result.state, "an end", LATE)
 
 
 def test_storm_of_retries() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery.result import AsyncResult
 
 from tests.faults.harness import WorkerEnvironment, now
+from tests.faults.matrix import LATE
 from tests.servers import RabbitMQServer, until
 
 TTL = 4.0
@@ -32,7 +33,7 @@ def test_store_faults_before_the_start() -> None:
         assert before.id == _reserved(env, "a") == env.send("publish", "a").id
         assert _reserved(env, "b") in ("", during.id)  # the store may have executed the call that got no answer
         env.worker()
-        assert ["slept", "slept"] == [before.get(timeout=20), during.get(timeout=20)]
+        assert ["slept", "slept"] == [before.get(timeout=LATE), during.get(timeout=LATE)]
         env.finish()
 
 
@@ -47,7 +48,7 @@ def test_data_lost_before_the_start() -> None:
         second = env.send("publish", "a", expect="once")
         assert second.id != first.id
         env.worker("threads", 1)
-        assert [None, "slept", "slept"] == [result.get(timeout=20) for result in (first, second, alone)]
+        assert [None, "slept", "slept"] == [result.get(timeout=LATE) for result in (first, second, alone)]
         env.finish()
 
 
@@ -62,7 +63,7 @@ def test_receiver_killed(rabbitmq_server: RabbitMQServer) -> None:
         fault = env.kill(victim)
         assert waiting.id == _reserved(env, "a") == env.send("publish", "a").id
         env.worker("threads")
-        assert "slept" == waiting.get(timeout=20)
+        assert "slept" == waiting.get(timeout=LATE)
         assert env.body("a")["at"] > fault.at
         with env.client() as client:
             client.delete(env.app.tasks["skip"].lock_key_for("busy"))  # its TTL is long
@@ -76,7 +77,7 @@ def test_message_that_never_starts() -> None:
         lost = env.send("publish", "lost", expect="none", queue="nowhere")
         revoked = env.send("publish", "revoked", expect="none", countdown=3)
         expired = env.send("publish", "expired", expect="none", countdown=4, expires=2)
-        env.app.control.revoke(revoked.id, destination=[worker.node], reply=True, timeout=10)
+        env.app.control.revoke(revoked.id, destination=[worker.node], reply=True, timeout=LATE)
         for tag, result in {"lost": lost, "revoked": revoked, "expired": expired}.items():
             assert result.id == env.send("publish", tag).id == _reserved(env, tag)
         for tag, bound in {"expired": 2.0, "revoked": 3.0, "lost": QUEUED}.items():

@@ -7,6 +7,7 @@ from celery import chain
 
 from tests.faults.harness import WorkerEnvironment, kind_of, since
 from tests.faults.ledger import Event
+from tests.faults.matrix import LATE
 from tests.servers import RabbitMQServer, until
 
 #: Kombu redelivers a message after 2 s though its body still runs, and checks every second.
@@ -30,7 +31,7 @@ def _deliver_twice(env: WorkerEnvironment, broker: str | RabbitMQServer, *bodies
     """Cause a redelivery of messages whose bodies still run, and wait until each redelivery has requested its lock."""
     if isinstance(broker, RabbitMQServer):
         env.broker_proxy.cut()
-    until(lambda: all(_deliveries(env, body) >= 2 for body in bodies), "second deliveries ask", 30, 0.1)
+    until(lambda: all(_deliveries(env, body) >= 2 for body in bodies), "second deliveries ask", LATE, 0.1)
 
 
 def _deliveries(env: WorkerEnvironment, body: Event) -> int:
@@ -49,7 +50,7 @@ def test_first_succeeds(broker: str | RabbitMQServer, workers: int) -> None:
         env.expect(result.parent.id, "one attempt")
         _deliver_twice(env, broker, env.body("a"))
         env.go("a")
-        assert "held" == result.get(timeout=30)
+        assert "held" == result.get(timeout=LATE)
         _all_copies_end(env, kind_of(broker), 1)
         assert 1 == len(env.ledger.events("next"))
         assert "SUCCESS" == result.parent.state
@@ -139,7 +140,7 @@ def test_no_duplicate_of_itself_before_others() -> None:
             env.wait("duplicate", task_id=result.id)
         for name in names:
             env.go(name)
-        ends = {name: result.get(timeout=30) for name, result in waiting.items()}
+        ends = {name: result.get(timeout=LATE) for name, result in waiting.items()}
         assert {name: "held" if name == "late-join" else "slept" for name in names} == ends
         _all_copies_end(env, "redis", 2 * len(names) - 1)  # what joins does not run
         for name, body in bodies.items():
@@ -159,5 +160,5 @@ def _all_copies_end(env: WorkerEnvironment, kind: str, bodies: int) -> None:
         replies = [inspect.active(), inspect.reserved(), inspect.scheduled()]
         return all(reply and len(reply) == len(env.workers) and not any(reply.values()) for reply in replies)
 
-    until(lambda: begun() > bodies or (empty() and empty()), f"no copy is left, {kind}", 40, 0.3)
+    until(lambda: begun() > bodies or (empty() and empty()), f"no copy is left, {kind}", LATE, 0.3)
     assert bodies == begun(), f"{begun()} bodies began, not {bodies}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import WorkerEnvironment
+from tests.faults.matrix import LATE
 from tests.servers import until
 
 TTL = 3.0
@@ -19,7 +20,7 @@ def test_renewal_goes_on(pool: str, error: str) -> None:
         result = env.send("skip", "a", ["sleep", 4 * TTL], expect="once")
         body = env.body("a")
         env.wait("renewal broken")
-        assert "slept" == result.get(timeout=30)
+        assert "slept" == result.get(timeout=LATE)
         until(
             lambda: "A background thread of locks met an error and goes on" in worker.process.output(),
             "the error is logged",
@@ -44,7 +45,7 @@ def test_watch_goes_on(error: str) -> None:
         second = env.send("retry", "a", ["sleep"], expect="once", queue="two")
         env.stay_held(2 * TTL, body)
         env.end(body)
-        assert "slept" == second.get(timeout=20)
+        assert "slept" == second.get(timeout=LATE)
         assert "A background thread of locks met an error and goes on" in worker.process.output()
         broken = [event for event in env.ledger.events("watch broken") if event["pid"] == worker.process.pid]
         assert len(broken) >= 2

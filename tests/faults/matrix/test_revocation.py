@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import WorkerEnvironment, since
+from tests.faults.matrix import LATE
 
 SOON = 1.0
 
@@ -19,7 +20,7 @@ def test_terminated(number: str) -> None:
         env.app.control.revoke(result.id, terminate=True, signal=f"SIG{number}")
         freed = since(env.end(body), env.gone(body))
         env.measured(f"5 revoked, {number}: lease freed after the body", SOON, freed)
-        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
+        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE) == "slept"
         env.finish()
 
 
@@ -51,5 +52,5 @@ def test_swallowed(pool: str) -> None:
         assert since(body, end["at"]) >= 3 * ttl - 0.1
         freed = since(end, env.gone(body))
         env.measured(f"5 revoked and swallowed, {pool}: lease freed after the body", SOON, freed)
-        assert "slept" == again.get(timeout=10)
+        assert "slept" == again.get(timeout=LATE)
         env.finish()

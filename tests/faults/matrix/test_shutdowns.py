@@ -10,6 +10,7 @@ import pytest
 
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
+from tests.faults.matrix import LATE
 from tests.servers import until
 
 POOLS = ["prefork", "threads", "gevent", "eventlet", "solo"]
@@ -33,7 +34,7 @@ def test_warm(pool: str) -> None:
         env.send("retry", "a", ["sleep"], expect="once", queue="two")
         freed = since(env.end(body), env.gone(body))
         env.measured(f"8 warm shutdown, {pool}: freed after the body", SOON, freed)
-        assert worker.exit_code(30) is not None, "the worker does not end"
+        assert worker.exit_code(LATE) is not None, "the worker does not end"
         env.body("a", 2)
         env.finish()
 
@@ -62,12 +63,12 @@ def test_cold_and_soft(pool: str, kind: str) -> None:
             assert cut == (end.get("how", "died") != "return"), f"Celery's part has changed: {end}"
             bound = (2.0 if kind == "soft" else 0.0) + 3.0 if cut else 8.5
             assert end["at"] - quit_at < bound, "the body was not ended"
-        assert worker.exit_code(30) is not None, "the worker does not end"
+        assert worker.exit_code(LATE) is not None, "the worker does not end"
         assert COLD.search(worker.process.output()), "the worker says nothing of its shutdown"
         if kind == "soft":
             # `celery.worker.worker.WorkController.wait_for_soft_shutdown`, 5.5 to 5.7
             assert "Initiating Soft Shutdown, terminating in 2.0 seconds" in worker.process.output()
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=10)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once", queue="two").get(timeout=LATE)
         env.finish()
 
 
@@ -78,7 +79,7 @@ def test_children_are_replaced(option: str) -> None:
         env.worker(concurrency=2, options=(option,))
         for number in range(5):
             acts = ["eat", 5] if "memory" in option else ["sleep", 0.1]
-            env.send("skip", "a", acts, expect="once").get(timeout=20)
+            env.send("skip", "a", acts, expect="once").get(timeout=LATE)
             body = env.body("a", number + 1)
             env.measured(f"9 {option}, run {number + 1}: freed after", SOON, since(env.end(body), env.gone(body)))
         assert 5 == len({e["pid"] for e in env.ledger.events("start")})
@@ -93,13 +94,13 @@ def test_pool_restart() -> None:
         body = env.body("a")
         children = worker.all_pids() - {worker.process.pid}
         assert body["pid"] in children
-        replies = env.app.control.pool_restart(destination=[worker.node], reply=True, timeout=10)
+        replies = env.app.control.pool_restart(destination=[worker.node], reply=True, timeout=LATE)
         assert [{worker.node: {"ok": "reload started"}}] == replies
         end = env.end(body)
         env.measured("9 pool restart: freed after the body", 6.0, since(end, env.gone(body)))
-        until(lambda: env.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", 30)
-        until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", 20)
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        until(lambda: env.app.control.ping(destination=[worker.node], timeout=1), "the worker answers", LATE)
+        until(lambda: len(worker.all_pids() - children) == 3, "a main process and two new children", LATE)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         env.finish()
 
 
@@ -122,19 +123,19 @@ def test_pool_grows_and_shrinks() -> None:
         env.app.control.pool_grow(1, destination=[worker.node])
         _added_child(env, first, "b", "remote control")
         assert "slept" == env.send("skip", "c", expect="once").get(
-            timeout=20
+            timeout=LATE
         )  # in the child that replaced the killed one
-        until(lambda: _shrinks(env, worker.node), "the pool shrinks", 10)  # busy until it has seen the end
-        until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", 10)
+        until(lambda: _shrinks(env, worker.node), "the pool shrinks", LATE)  # busy until it has seen the end
+        until(lambda: worker.all_pids() == {worker.process.pid, first["pid"]}, "the idle child is gone", LATE)
         env.stay_held(3.5, first)
         env.go("a")
         env.end(first)
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         env.finish()
 
 
 def _shrinks(env: WorkerEnvironment, node: str) -> bool:
-    replies = env.app.control.pool_shrink(1, destination=[node], reply=True, timeout=10)
+    replies = env.app.control.pool_shrink(1, destination=[node], reply=True, timeout=LATE)
     return bool([{node: {"ok": "pool will shrink"}}] == replies)
 
 
@@ -155,5 +156,5 @@ def test_autoscale() -> None:
         _added_child(env, first, "c", "autoscale")
         env.go("a")
         env.end(first)
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         env.finish()

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from tests.faults.harness import WorkerEnvironment, since
+from tests.faults.matrix import LATE
 
 TTL = 3.0
 #: Bound in seconds from the end of the stop until the loss is known.
@@ -91,5 +92,5 @@ def test_child_alone() -> None:
         os.kill(body["pid"], signal.SIGCONT)
         env.stay_held(1, body)
         env.go("a")
-        assert "slept" == again.get(timeout=10)
+        assert "slept" == again.get(timeout=LATE)
         env.finish()

@@ -16,6 +16,7 @@ from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
+from tests.faults.matrix import LATE
 from tests.faults.probes import digests
 from tests.faults.tasks import BRIEF, LINGER
 from tests.servers import until
@@ -108,7 +109,7 @@ def _waited_for(env: WorkerEnvironment, body: Event, seconds: float) -> None:
     again = env.send("retry", "a", ["sleep"], expect="once")
     env.stay_held(seconds, body)
     env.go("a")
-    again.get(timeout=10)
+    again.get(timeout=LATE)
 
 
 def _renewed(env: WorkerEnvironment, *by: bool) -> None:
@@ -238,7 +239,7 @@ def test_stopped_for_three_ttl(pool: str) -> None:
             env.measured(f"24 store away, {pool}: loss notified", 4.0 + 1.0, since(fault, lost["at"]), at_least=2.3)
             env.last(12, fault.at)
             env.store.resume()
-        had = until(lambda: _back(env, fault.until) or _second(env), "somebody has it", 10)
+        had = until(lambda: _back(env, fault.until) or _second(env), "somebody has it", LATE)
         env.measured(f"24 store away, {pool}: one of the two has it again", env.limits.heal, had - fault.until)
         assert 1 == len(env.ledger.events("lost"))
 
@@ -253,7 +254,7 @@ def test_stopped_for_three_ttl_alone() -> None:
             env.store.pause()
             env.last(12)
             env.store.resume()
-        until(lambda: env.held(body) and _back(env, fault.until), "re-taken", 5)
+        until(lambda: env.held(body) and _back(env, fault.until), "re-taken", LATE)
         env.measured("24 store away, alone: reacquired", env.limits.heal, _back(env, fault.until) - fault.until)
         _waited_for(env, body, 4)
         assert 1 == len(env.ledger.events("lost"))
@@ -348,7 +349,7 @@ def test_out_of_memory() -> None:
             _untouched(env, TTL / 2)
             client.config_set("maxmemory", "0")
         _untouched(env, TTL)
-        assert "slept" == other.get(timeout=15)
+        assert "slept" == other.get(timeout=LATE)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -386,13 +387,13 @@ def test_body_ends_while_the_store_is_away(pool: str) -> None:
         with env.schedule.during("pause") as fault:
             env.proxy.hanging.set()
             env.go("a")
-            assert "held" == result.get(timeout=10)
+            assert "held" == result.get(timeout=LATE)
             env.wait("store error", task_id=body["task_id"])
             env.last(2)
             assert env.held(body)
             env.proxy.hanging.clear()
         env.measured(f"25 ended while the store was away, {pool}: freed", 4.0, env.gone(body) - fault.until)
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=20)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         env.finish()
 
 
@@ -402,7 +403,7 @@ def test_reply_lost(pool: str, after: int) -> None:
     """A call whose reply is lost neither loses a run, nor causes a second one, nor leaves a lock."""
     with WorkerEnvironment(ttl=TTL, proxied=True) as env:
         env.worker(pool, concurrency=1)
-        env.send("skip", "warm", ["sleep"], expect="once").get(timeout=10)
+        env.send("skip", "warm", ["sleep"], expect="once").get(timeout=LATE)
         env.know_scripts()  # so that the lost reply is not NOSCRIPT
         for number, (verb, seconds) in enumerate(
             {"acquire": 0.5, "renew": TTL, "release": 0.5, "reacquire": TTL * 0.75}.items()
@@ -416,7 +417,7 @@ def test_reply_lost(pool: str, after: int) -> None:
             env.measured(f"26 reply to {verb} lost, {pool}: started", 3.0, body["at"] - sent)
             if verb == "reacquire":
                 _mark_lost(env, body)
-            assert "slept" == result.get(timeout=20)
+            assert "slept" == result.get(timeout=LATE)
             gone = env.gone(body) if verb != "reacquire" else _freed(env, body)
             env.measured(f"26 reply to {verb} lost, {pool}: freed", 1.0, since(env.end(body), gone))
         assert 4 == env.proxy.dropped

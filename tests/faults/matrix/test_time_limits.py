@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.faults.harness import WorkerEnvironment, since
+from tests.faults.matrix import LATE
 from tests.servers import until
 
 TTL = 40
@@ -30,12 +31,12 @@ def test_limits(name: str, act: list[object], limits: dict[str, int], how: tuple
         end = env.end(body)
         assert end.get("how", "died") in how
         gone = env.gone(body)
-        released = until(lambda: _releases(env), "MONITOR tells of the release", 5)
+        released = until(lambda: _releases(env), "MONITOR tells of the release", LATE)
         swallowed = [event["at"] for event in env.ledger.events("swallowed")]  # up to shortly before a SIGKILL
         assert 1 == len(released) and bool(swallowed) == ("swallow" in act)
         assert [] == [at for at in swallowed if at > released[0]], "freed under the body"
         env.measured(f"4 {name}: lease freed after the body", SOON, since(end, gone))
-        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=10) == "slept"
+        assert env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE) == "slept"
         env.finish()
 
 

@@ -11,6 +11,7 @@ from celery.result import AsyncResult
 
 from tests.faults.harness import Worker, WorkerEnvironment, since
 from tests.faults.ledger import Event
+from tests.faults.matrix import LATE
 from tests.faults.tasks import Boom
 from tests.servers import until
 
@@ -33,7 +34,7 @@ def _met(worker: Worker, *signals: str, before: str = "") -> None:
         lines = [line for line in said.splitlines() if "Signal handler" in line]
         return [name for name in signals if not any(f"a receiver of {name} that fails" in line for line in lines)]
 
-    until(lambda: not missing(), f"failing receivers of {signals} are met in {worker.name}", 5)
+    until(lambda: not missing(), f"failing receivers of {signals} are met in {worker.name}", LATE)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ def test_failing(env: WorkerEnvironment, pool: str, act: str, state: str) -> Non
     twin = env.send("plain", tag, [act], queue=pool)
     assert _ended(twin) == _ended(result)
     assert state == result.state
-    assert "slept" == env.send("skip", tag, ["sleep"], expect="once", queue=pool).get(timeout=10)
+    assert "slept" == env.send("skip", tag, ["sleep"], expect="once", queue=pool).get(timeout=LATE)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -76,10 +77,10 @@ def test_duplicates(env: WorkerEnvironment, pool: str) -> None:
     tag = f"{pool}-duplicate"
     first = env.send("skip", tag, ["hold"], queue=pool, expect="once")
     env.body(tag)
-    assert env.send("skip", tag, expect="none", queue=pool).get(timeout=10) is None
+    assert env.send("skip", tag, expect="none", queue=pool).get(timeout=LATE) is None
     _met(env.workers[POOLS.index(pool)], "duplicate")
     env.go(tag)
-    assert "held" == first.get(timeout=10)
+    assert "held" == first.get(timeout=LATE)
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -87,7 +88,7 @@ def test_failing_key(env: WorkerEnvironment, pool: str) -> None:
     """A ``lock_key`` that raises fails the task with its own error; no body runs and no lease is acquired."""
     result = env.send("nameless", f"{pool}-key", queue=pool, expect="none")
     with pytest.raises(Boom, match="no key"):
-        result.get(timeout=10)
+        result.get(timeout=LATE)
 
 
 def test_failing_receivers_of_a_renewal() -> None:
@@ -113,7 +114,7 @@ def test_failing_receivers_of_a_renewal() -> None:
         env.stay_held(3.5, *bodies)
         for pool, result in zip(POOLS, results, strict=True):
             env.go(pool)
-            assert "held" == result.get(timeout=10)
+            assert "held" == result.get(timeout=LATE)
         for body in bodies:
             until(lambda body=body: not env.held(body), "its lease is gone", SOON)  # type: ignore[misc]
         assert 3 == len(env.ledger.events("lost"))
@@ -143,7 +144,7 @@ def test_base_exception(pool: str) -> None:
         if pool == "prefork":
             assert _ended(twin) == _ended(result)
             assert "FAILURE" == result.state
-        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=15)
+        assert "slept" == env.send("skip", "a", ["sleep"], expect="once").get(timeout=LATE)
         assert twin.state == result.state
         env.finish()
 
@@ -171,6 +172,6 @@ def test_failing_backend(pool: str) -> None:
 def _complaints(worker: Worker) -> list[str]:
     """Stop a worker, and return its log lines of level WARNING and above, without task names and ids."""
     worker.process.signal(signal.SIGTERM)
-    assert worker.exit_code(30) is not None, "the worker does not end"
+    assert worker.exit_code(LATE) is not None, "the worker does not end"
     said = re.findall(r"^\[[^]]*: (?:WARNING|ERROR|CRITICAL)/[^]]*\] (.*)", worker.process.output(), re.MULTILINE)
     return [re.sub(r"\w+\[[-0-9a-f]{36}\]", "a task", line) for line in said]
