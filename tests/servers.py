@@ -48,7 +48,7 @@ class NotInTime(AssertionError):
     """What a test waited for did not happen."""
 
 
-def until(probe: Callable[[], Found], what: str = "", timeout: float = 15.0, every: float = 0.02) -> Found:
+def until(probe: Callable[[], Found], what: str = "", timeout: float = 60.0, every: float = 0.02) -> Found:
     """Call ``probe`` until it answers something true, and return that.
 
     Args:

@@ -83,7 +83,7 @@ class Worker:
             return bool(app.control.ping(destination=[self.node], timeout=0.5))
 
         try:
-            until(answers, f"{self.name} is ready", timeout=60)
+            until(answers, f"{self.name} is ready", timeout=90)
         except AssertionError as slow:
             raise WorkerFailed(f"{slow}\n{self.process.output()[-4000:]}") from None
         return self
@@ -236,11 +236,11 @@ class WorkerEnvironment:
     def _joins(self, task_id: str) -> list[Event]:
         return self.ledger.events("line", does="join", task_id=task_id)
 
-    def body(self, tag: str, count: int = 1, timeout: float = 30.0) -> Event:
+    def body(self, tag: str, count: int = 1, timeout: float = 60.0) -> Event:
         """Wait for the ``count``-th start of a body, and return it."""
         return until(lambda: self.ledger.events("start", tag=tag)[count - 1 :], f"{tag} starts", timeout)[0]
 
-    def end(self, body: Event, timeout: float = 30.0) -> Event:
+    def end(self, body: Event, timeout: float = 60.0) -> Event:
         """Wait until a body has ended, and return its end or the death of its process."""
 
         def over() -> list[Event]:
@@ -249,7 +249,7 @@ class WorkerEnvironment:
 
         return until(over, f"{body['run']} ends", timeout)[0]
 
-    def wait(self, what: str, timeout: float = 15.0, **same: Any) -> Event:
+    def wait(self, what: str, timeout: float = 60.0, **same: Any) -> Event:
         """Wait for an event, and return the first one."""
         return until(lambda: self.ledger.events(what, **same), f"{what} {same}", timeout)[0]
 

@@ -21,8 +21,8 @@ from tests.integration.recorder import Event, Recorder
 from tests.integration.tasks import lock_tag, no_publish
 from tests.servers import until
 
-#: Seconds for which a test waits for a result that is due soon.
-SOON = 20.0
+#: Seconds for which a test waits for what is due soon: only a hang takes longer.
+SOON = 60.0
 
 
 class WorkerEnvironment:
@@ -85,7 +85,7 @@ class WorkerEnvironment:
         """Return the starts of bodies of a tag."""
         return self.events("start", tag)
 
-    def wait_for(self, what: str, tag: str | None = None, count: int = 1, timeout: float = 15.0) -> Event:
+    def wait_for(self, what: str, tag: str | None = None, count: int = 1, timeout: float = SOON) -> Event:
         """Wait for the ``count``-th event of a kind, and return it."""
         found = until(lambda: self.events(what, tag)[count - 1 :], f"{what} number {count}", timeout)
         return found[0]
@@ -133,7 +133,7 @@ class WorkerEnvironment:
         """Wait until a task has one of these states."""
         return until(lambda: (state := result.state) in states and state, f"state in {states}", timeout)
 
-    def finish(self, task_id: str, timeout: float = 20.0) -> None:
+    def finish(self, task_id: str, timeout: float = SOON) -> None:
         """Wait until the worker has no delivery of a task left, waiting ones included."""
         until(lambda: self._is_idle(task_id) and self._is_idle(task_id), "finished", timeout, 0.1)
 

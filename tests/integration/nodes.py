@@ -150,7 +150,7 @@ class LocalWorker(LocalContainer):
         self.process.start()
         self.in_use.append(self)
 
-    def wait_until_ready(self, app: Celery, timeout: float = 45.0) -> None:
+    def wait_until_ready(self, app: Celery, timeout: float = 90.0) -> None:
         """Wait for the answer to a ping.
 
         Raises:
@@ -229,7 +229,7 @@ class LocalWorkerNode(CeleryTestWorker):
         """Return the log lines that contain all of these words."""
         return [line for line in self.logs().splitlines() if all(word in line for word in words)]
 
-    def wait_for_lines(self, *words: str, count: int = 1, timeout: float = 10.0) -> list[str]:
+    def wait_for_lines(self, *words: str, count: int = 1, timeout: float = 60.0) -> list[str]:
         """Wait for ``count`` log lines that contain all of these words, and return them."""
         return until(lambda: (found := self.lines(*words))[count - 1 :] and found, f"log lines with {words}", timeout)
 

@@ -14,6 +14,8 @@ from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 
+pytestmark = pytest.mark.long
+
 SETTINGS = [
     *((pool, "redis") for pool in ("prefork", "threads", "gevent", "eventlet", "solo")),
     *((pool, "rabbitmq") for pool in ("prefork", "threads", "gevent")),

@@ -17,6 +17,8 @@ from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.servers import RedisServer, until
 
+pytestmark = pytest.mark.long
+
 POOLS = ("prefork", "threads", "gevent")
 #: What a body does -> how its run is recorded, and with which error.
 ENDS = {

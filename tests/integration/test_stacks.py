@@ -84,7 +84,7 @@ def test_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_it.py"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     said = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False).stdout
-    assert "NotInTime: not within 0.1 s: never number 1" in said
+    assert "NotInTime: not within 0.1 s: " in said
     stacks, logged = said.split("- stacks of prefork-")[1].split("- last minute of prefork-")
     assert "wait_for_flag" in stacks
     assert "job.skip" in logged

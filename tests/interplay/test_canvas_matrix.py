@@ -22,6 +22,8 @@ from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
 from tests.interplay.canvases import HOLDERS, WORKERS, Case
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Row:

@@ -17,6 +17,8 @@ from tests.model.explore import Explored, walk
 from tests.model.promises import check
 from tests.model.world import World
 
+pytestmark = pytest.mark.long
+
 #: Whether large worlds are explored, too: `tox -e model`. Else each of them gets so many walks.
 EXPLORES_ALL = os.environ.get("MODEL") == "all"
 WALKS = 1000

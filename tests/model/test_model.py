@@ -18,6 +18,8 @@ from tests.model.promises import check
 from tests.model.test_line import WORLDS, explore
 from tests.model.world import EAGER, World
 
+pytestmark = pytest.mark.long
+
 TWO = {"messages": 2}
 LATEST, REPLACE = RunOnceMore(keep="latest"), Replace(grace=math.inf)
 

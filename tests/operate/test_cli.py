@@ -37,6 +37,8 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.integration.tasks import Boom
 from tests.servers import RedisServer, free_port, until
 
+pytestmark = pytest.mark.long
+
 APP = """
 from celery import Celery
 from celery.bin.base import CeleryOption

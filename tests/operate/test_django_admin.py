@@ -25,6 +25,8 @@ from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.operate.web_client import WebClient
 from tests.servers import Process, RedisServer, free_port, is_listening, required, until
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("django")
 
 LIST = "/admin/celery_singleton_lock/lock/"

@@ -21,6 +21,8 @@ from redis import Redis
 
 from tests.servers import Process, RedisServer, new_directory, remove_directory, until
 
+pytestmark = pytest.mark.long
+
 PROJECT = Path(__file__).resolve().parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -16,6 +16,8 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.overlap.test_line import HOLDS_BRIEFLY, assert_one_at_a_time, enqueue, in_line, order
 from tests.servers import until
 
+pytestmark = pytest.mark.long
+
 StartWorker = Callable[..., LocalWorkerNode]
 #: Seconds of a soft shutdown. What starts meanwhile is started neither by its end nor by a copy, which comes after a minute.
 SOFT = 55.0

@@ -20,6 +20,8 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.overlap.test_line import HOLDS
 from tests.servers import until
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def pool(request: pytest.FixtureRequest) -> str:

@@ -192,7 +192,7 @@ CASES: dict[str, Callable[[Celery], None]] = {
     "failed as a duplicate": partial(met_a_holder, on_duplicate="raise"),
     "waits 5.0 s": partial(met_a_holder, on_duplicate=RetryLater(jitter=0)),
     "waits in line": partial(met_a_holder, on_duplicate="wait"),
-    "waits for 9.0 s without another call": partial(met_a_holder, on_duplicate=RunOnceMore(quiet=9, max_quiet=9)),
+    " s without another call": partial(met_a_holder, on_duplicate=RunOnceMore(quiet=9, max_quiet=9)),
     "follows task held-by-test": partial(met_a_holder, on_duplicate="join"),
     "ends as task another did": ends_as_another,
     "could not read the result": cannot_read_the_result,
