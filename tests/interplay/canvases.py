@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
@@ -17,9 +18,9 @@ from tests.integration.tasks import Boom
 from tests.servers import until
 
 #: Seconds within which each task id ends: most of them are the rounds of a message in line.
-DEADLINE = 30.0
-#: Seconds that a lease lives, and after which a message in line looks again.
-TTL = 4.0
+DEADLINE = 90.0
+#: Seconds after which a message in line looks again, and that the lease of a holder lives.
+TTL, LONG = 4.0, 600.0
 
 #: The own end of a holder whose worker is killed: nobody is left to store one, and without `acks_late` the message is gone.
 NEVER = object()
@@ -51,6 +52,7 @@ class Case:
         self.queue = env.setup.worker_cluster[WORKERS.get(end, 0)].worker_queue
         self.tag = env.other_tag(f"{place}-{end}".replace(" ", "-"))
         self.options = {"lock_options": {"on_duplicate": policy, "lock_ttl": TTL}}
+        self.holder_options = {"lock_options": {"on_duplicate": policy, "lock_ttl": LONG}}
         self.ids: dict[str, str] = {}
         self.others: list[AsyncResult] = []
 
@@ -59,7 +61,7 @@ class Case:
     def start_holder(self) -> None:
         """Publish the holder; its body waits."""
         acts = [HOLDERS[self.end][0], "return"]
-        self.holder = self.env.job(self.job).apply_async((self.tag, acts), queue=self.queue, **self.options)
+        self.holder = self.env.job(self.job).apply_async((self.tag, acts), queue=self.queue, **self.holder_options)
 
     def holder_start(self) -> Event:
         """Wait until the holder's body runs."""
@@ -97,6 +99,11 @@ class Case:
             assert self.env.job(self.job).force_unlock(self.tag)  # type: ignore[attr-defined]
         elif self.end not in WORKERS:
             self.env.let_go(self.tag)
+
+    def expire(self) -> None:
+        """Let the holder's lease expire now: its worker does not renew it."""
+        with contextlib.closing(self.env.store()) as store:
+            assert store.pexpire(self.env.key(self.job, self.tag), 1)
 
     def wait_for_expiry(self, runs: bool) -> None:
         """Wait until the holder's lease has expired and all that waits has started, so that the holder cannot reacquire it.

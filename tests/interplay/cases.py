@@ -32,7 +32,7 @@ def bodies(env: WorkerEnvironment) -> list[str]:
 
 def lines(env: WorkerEnvironment, result: AsyncResult, *words: str, count: int = 1) -> list[str]:
     """Wait for lines of the worker's log about a task."""
-    return env.worker.wait_for_lines(f"[{result.id}]", *words, count=count, timeout=20)
+    return env.worker.wait_for_lines(f"[{result.id}]", *words, count=count)
 
 
 def nothing_is_left(env: WorkerEnvironment, *results: AsyncResult) -> None:

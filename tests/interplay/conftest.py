@@ -120,7 +120,7 @@ def celery_worker_cluster(local_workers: list[LocalWorker], celery_setup_app: Ce
     """The workers, each of which has told its log that it is ready; not every broker carries a ping."""
     cluster = CeleryWorkerCluster(*(LocalWorkerNode(worker, celery_setup_app) for worker in local_workers))
     for worker in local_workers:
-        until(lambda worker=worker: " ready." in worker.logs() or not worker.process.running, "ready", 45)
+        until(lambda worker=worker: " ready." in worker.logs() or not worker.process.running, "ready", 100)
         assert worker.process.running, worker.logs()[-4000:]
     yield cluster
     cluster.teardown()

@@ -19,7 +19,7 @@ HABITS: dict[str, dict[str, Any]] = {
     },
     "no results": {"result_backend": "disabled://"},
     "ignored results": {"task_ignore_result": True},
-    "short visibility timeout": {"broker_transport_options": {"visibility_timeout": 2}},
+    "short visibility timeout": {"broker_transport_options": {"visibility_timeout": 8}},
     "priorities": {
         "broker_transport_options": {"priority_steps": [0, 3, 6, 9], "queue_order_strategy": "priority"},
         "task_default_priority": 6,

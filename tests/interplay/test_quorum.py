@@ -55,6 +55,6 @@ def test_connection_and_child_lost(env: WorkerEnvironment, proxy: Proxy, first_e
         env.kill_body(env.starts()[0])
     else:
         env.let_go()
-    assert ("done" if first_end == "killed" else "held") == env.get(result, 30)
+    assert ("done" if first_end == "killed" else "held") == env.get(result)
     env.worker.wait_for_lines(f"[{result.id}]", "dropped" if first_end == "returned" else "succeeded")
     assert (2 if first_end == "killed" else 1) == len(env.starts())
