@@ -73,7 +73,7 @@ def reason(env: WorkerEnvironment, result: AsyncResult) -> str:
 
 def test_cooperative_body(env: WorkerEnvironment) -> None:
     """A body that sees that its lease is not held any more returns its value; the newcomer runs after it."""
-    first = env.hold("replace", acts="obey")
+    first = env.hold("replace", acts="obey", **HOLDS)
     sent = time.monotonic()
     second = env.job("replace").delay(env.tag)
     assert ["obeyed", "done"] == [env.get(first), env.get(second)]
