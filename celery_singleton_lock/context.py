@@ -65,7 +65,10 @@ def open_store(settings: Settings, limit: int | None) -> LockStore:
         return MemoryStore()
     from celery_singleton_lock.store.redis import RedisStore, connector
 
-    connect = connector(settings.url, settings.options, settings.tls, settings.store_timeout)
+    try:
+        connect = connector(settings.url, settings.options, settings.tls, settings.store_timeout)
+    except ConfigurationError as error:  # a store does not know how the app spells its settings
+        raise ConfigurationError(str(error).replace("singleton_lock_url", settings.url_name)) from None
     return RedisStore(connect, settings.store_timeout, limit, settings.history if settings.stats else None)
 
 

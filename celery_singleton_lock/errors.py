@@ -15,10 +15,17 @@ class SingletonError(Exception):
 
 
 class ConfigurationError(SingletonError, ClickException):
-    """An option or setting cannot be used. The text names task, option and value.
+    """Options or settings cannot be used. The text names task, option and value, and has a line for each `problem`.
 
-    The `celery` command shows it as one line and exits with 1, as it does with every `ClickException`.
+    The `celery` command shows it without a traceback and exits with 1, as it does with every `ClickException`.
+
+    Arguments:
+        problems: what is wrong, each in one line.
     """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.args = self.problems = problems
 
 
 class SignatureError(SingletonError):

@@ -9,7 +9,14 @@ from typing import Any
 from celery.app.task import Task
 
 from celery_singleton_lock.config.foreign import refuse_keywords
-from celery_singleton_lock.config.task_config import check_class, config_for, headers_with
+from celery_singleton_lock.config.task_config import (
+    config_for,
+    has_problems,
+    headers_with,
+    note_problem,
+    note_problems,
+    refuse_wrong,
+)
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
@@ -78,19 +85,20 @@ class SingletonMixin:
         super().__init_subclass__(**kwargs)
         order = [base for base in cls.__mro__ if base in (Task, SingletonMixin)]
         if Task not in order and {"name", "run"} <= vars(cls).keys():  # a task, not another mixin
-            raise ConfigurationError(
+            cls.__bases__ = (*cls.__bases__, Task)  # a task that can be bound, and is refused as others are
+            note_problem(
+                cls,
                 f"task {vars(cls)['name']}: SingletonMixin is no task class: use base=SingletonTask, or combine the two"
-                " as class Base(SingletonMixin, YourTask)"
+                " as class Base(SingletonMixin, YourTask)",
             )
         if order[0] is Task:
             raise ConfigurationError(f"{cls.__qualname__}: SingletonMixin must come before the other task class")
 
     @classmethod
     def bind(cls: Any, app: Any) -> Any:
-        """Bind the class to an app, as Celery does once for each task, and refuse options that cannot be used.
+        """Bind the class to an app, as Celery does for each task, and check its options.
 
-        Raises:
-            ConfigurationError: naming task, option and value.
+        If one cannot be used, each use of the task raises `ConfigurationError`, and so does a worker that starts.
         """
         bound = super().bind(app)  # type: ignore[misc]
         # `Celery.register_task` names a task without a name after this call. A base class without `run` is no task.
@@ -98,8 +106,8 @@ class SingletonMixin:
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if not is_task or name.startswith("celery."):
             return bound
-        check_class(cls, name)
-        if cls.singleton is not False:
+        note_problems(cls, name)
+        if cls.singleton is not False or has_problems(cls):
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = (*throws, *(error for error in (DuplicateTask, TooManyStarts) if error not in throws))
             install(cls)
@@ -118,7 +126,8 @@ class SingletonMixin:
                 and `on_store_error`.
 
         Raises:
-            ConfigurationError: one of them cannot be used, or an option of the task is given outside of `lock_options`.
+            ConfigurationError: one of them, or of the task's own, cannot be used, or an option of the task is given outside
+                of `lock_options`.
             DuplicateTask: the lock is held, and the policy lets duplicates fail.
             StoreError: the lock could not be acquired, and `on_store_error` or the store's refusal says so.
         """
@@ -161,7 +170,7 @@ class SingletonMixin:
         Raises:
             TypeError: they do not fit the task.
             SignatureError: one of them has no stable form.
-            ConfigurationError: there is no store.
+            ConfigurationError: there is no store, or the task's options cannot be used.
         """
         return config_for(self).lock_keys(args, kwargs)[0]
 
@@ -202,6 +211,7 @@ class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]
 
 def _move_to_headers(task: Any, options: dict[str, Any]) -> None:
     """Check the options of one call, and put them into a header, which retries and republished messages keep."""
+    refuse_wrong(task)
     refuse_keywords(task.name, options)
     given = options.pop("lock_options", None)
     if given is not None:

@@ -1,11 +1,10 @@
-"""Refuses options of a task that exclude each other: the one place for such rules. `docs/OPTIONS.md` repeats the table."""
+"""Finds options of a task that exclude each other: the one place for such rules. `docs/OPTIONS.md` repeats the table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.errors import ConfigurationError
 
 #: Two options, when they exclude each other, and why: the end of a sentence that has named both with their values.
 #: A callable `on_duplicate` is checked when it has chosen a policy.
@@ -90,14 +89,11 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
 ]
 
 
-def refuse_different_limits(options: Mapping[str, Options]) -> None:
-    """Refuse tasks of one group with different limits, of which each newcomer's own would count. Callables are not compared.
+def different_limits(options: Mapping[str, Options]) -> Iterator[str]:
+    """Name tasks of one group with different limits, of which each newcomer's own would count. Callables are not compared.
 
     Arguments:
         options: of each task, by its name.
-
-    Raises:
-        ConfigurationError: naming both tasks and their limits.
     """
     first: dict[str, str] = {}
     for task, own in sorted(options.items()):
@@ -106,19 +102,15 @@ def refuse_different_limits(options: Mapping[str, Options]) -> None:
         other = first.setdefault(own.lock_group, task)
         one, two = options[other].lock_limit, own.lock_limit
         if one != two and not (callable(one) and callable(two)):
-            raise ConfigurationError(
+            yield (
                 f"task {other}: lock_limit={one!r} with task {task}: lock_limit={two!r}: "
                 f"tasks of lock_group={own.lock_group!r} must have the same limit"
             )
 
 
-def refuse_exclusions(task: str, options: Options) -> None:
-    """Refuse a pair of options that exclude each other.
-
-    Raises:
-        ConfigurationError: naming the task, both options, their values and the reason.
-    """
+def excluded_pairs(task: str, options: Options) -> Iterator[str]:
+    """Name each pair of options that exclude each other: the task, both options, their values and the reason."""
     for one, other, exclude_each_other, reason in EXCLUSIONS:
         if exclude_each_other(options):
             values = f"{one}={getattr(options, one)!r} with {other}={getattr(options, other)!r}"
-            raise ConfigurationError(f"task {task}: {values}: {reason}")
+            yield f"task {task}: {values}: {reason}"

@@ -1,13 +1,14 @@
-"""Refuses names that resemble options or settings of this library and are none: misspelt ones, and other plugins'."""
+"""Finds names that resemble options or settings of this library and are none: misspelt ones, and other plugins'."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
+from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS, spelling
 from celery_singleton_lock.errors import ConfigurationError
 
 #: Options of other plugins and frequent guesses, each with what it is called here.
@@ -31,17 +32,18 @@ _FOREIGN_SETTINGS = {
 }
 
 
-def refuse_unknown_options(task: str, attributes: Mapping[str, Any]) -> None:
-    """Refuse data attributes that resemble an option. Functions and methods may have any name."""
+def unknown_options(task: str, attributes: Mapping[str, Any]) -> Iterator[str]:
+    """Name data attributes that resemble an option. Functions and methods may have any name."""
     for name, value in attributes.items():
         if name in TASK_OPTIONS or not _is_data(value):
             continue
         if name in _FOREIGN_OPTIONS:
-            raise ConfigurationError(f"task {task}: {name}={value!r}: use {_FOREIGN_OPTIONS[name]} instead")
+            yield f"task {task}: {name}={value!r}: use {_FOREIGN_OPTIONS[name]} instead"
+            continue
         is_setting = name in SETTING_NAMES
-        hint = _hint(name.removeprefix("singleton_") if is_setting else name, TASK_OPTIONS)
+        hint = _hint(_nearest(name.removeprefix("singleton_") if is_setting else name, TASK_OPTIONS))
         if hint or is_setting or name.startswith(("lock_", "on_lock_")):
-            raise ConfigurationError(f"task {task}: {name}={value!r}: there is no such option{hint}")
+            yield f"task {task}: {name}={value!r}: there is no such option{hint}"
 
 
 def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
@@ -54,28 +56,38 @@ def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
             )
 
 
-def refuse_unknown_settings(conf: Any) -> None:
-    """Refuse settings that resemble ours and have no effect. Their values are not shown: they may hold a password."""
+def unknown_settings(conf: Any) -> Iterator[str]:
+    """Name settings that resemble ours and have no effect. Their values are not shown: they may hold a password."""
     keys = [str(key) for key in conf]  # Celery loads the configuration now
     prefix = str(conf.prefix or "")  # of a namespace such as Django's: CELERY_
     for key in keys:
         name = key.lower().removeprefix(prefix.lower()).removeprefix("celery_")
         if not name.startswith("singleton_"):
             continue
-        spelt = (prefix + name).upper() if prefix.isupper() else prefix.lower() + name  # `celery.utils.text.match_case`
+        spelt = spelling(conf, name)
         if name in SETTING_NAMES:
             if key not in (name, spelt) and conf.get(name) is None:
-                raise ConfigurationError(f"setting {key} is not read: its name here is {spelt}")
+                yield f"setting {key} is not read: its name here is {spelt}"
         elif (key == name or key.lower() == spelt.lower()) and _is_data(conf.get(key)):
             if name not in _FOREIGN_SETTINGS:
-                raise ConfigurationError(f"setting {key}: there is no such setting{_hint(name, sorted(SETTING_NAMES))}")
-            if "celery_singleton" not in sys.modules:  # an app that imports it is moving from it to this library
-                raise ConfigurationError(f"setting {key} is celery-singleton's: use {_FOREIGN_SETTINGS[name]} instead")
+                near = _nearest(name, sorted(SETTING_NAMES))
+                yield f"setting {key}: there is no such setting{_hint(near and spelling(conf, near))}"
+            elif "celery_singleton" not in sys.modules:  # an app that imports it is moving from it to this library
+                yield f"setting {key} is celery-singleton's: use {_spelt_in(conf, _FOREIGN_SETTINGS[name])} instead"
 
 
-def _hint(name: str, known: Collection[str]) -> str:
-    """Suggest the known name that is one edit away, if there is one."""
-    return next((f", do you mean {other}?" for other in known if _is_near(name, other)), "")
+def _spelt_in(conf: Any, advice: str) -> str:
+    """Return what is said of a setting, which begins with its name, with that name as this configuration spells it."""
+    return re.sub(r"^\w+", lambda name: spelling(conf, name[0]), advice)
+
+
+def _hint(meant: str) -> str:
+    return f", do you mean {meant}?" if meant else ""
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """Return the known name that is one edit away, "" if there is none."""
+    return next((other for other in known if _is_near(name, other)), "")
 
 
 def _is_near(one: str, other: str) -> bool:

@@ -44,6 +44,12 @@ def _row(*args: Any, **kwargs: Any) -> Any:
     return field(default=option.read(option.default), metadata={"option": option})
 
 
+def spelling(conf: Any, name: str) -> str:
+    """Return how users spell a setting in the configuration of an app: under a namespace such as Django's, in capitals."""
+    prefix = str(conf.prefix or "")
+    return (prefix + name).upper() if prefix.isupper() else prefix.lower() + name  # `celery.utils.text.match_case`
+
+
 def scheme_of(url: Any) -> str:
     """Return the scheme of a URL, "" for anything else."""
     return url.partition("://")[0] if isinstance(url, str) else ""
@@ -196,6 +202,7 @@ class Settings:
         "a prefork child and a main process open one or two each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
+    url_name: str = "singleton_lock_url"  # as the user spells that setting
 # fmt: on
 
 

@@ -5,26 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery_singleton_lock.config.foreign import refuse_unknown_settings
-from celery_singleton_lock.config.options import APP_SETTINGS, STORE_SCHEMES, Settings, scheme_of
+from celery_singleton_lock.config.foreign import unknown_settings
+from celery_singleton_lock.config.options import (
+    APP_SETTINGS,
+    STORE_SCHEMES,
+    TASK_OPTIONS,
+    Settings,
+    scheme_of,
+    spelling,
+)
+from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.errors import ConfigurationError
 
 
 def settings_of(conf: Any) -> Settings:
-    """Read the settings of an app from its configuration.
+    """Read the settings of an app from its configuration, and check those for options of tasks, too.
 
     Raises:
-        ConfigurationError: a value cannot be used, a setting is unknown, or there is no store.
+        ConfigurationError: values cannot be used, settings are unknown, or there is no store.
     """
-    refuse_unknown_settings(conf)
-    found = {name: setting.checked(conf.get(name), name) for name, setting in APP_SETTINGS.items()}
-    found = {name.removeprefix("singleton_lock_"): value for name, value in found.items()}
-    found["url"], options, found["tls"] = _store(conf, found["url"])
-    prefix = f"{options.get('global_keyprefix') or ''}{found['prefix']}"
-    found["prefix"] = APP_SETTINGS["singleton_lock_prefix"].checked(
-        prefix, "singleton_lock_prefix after global_keyprefix"
-    )
-    return Settings(**found, options=options)
+    problems = Problems()
+    problems.add(unknown_settings(conf))
+    found: dict[str, Any] = {}
+    for name, setting in APP_SETTINGS.items():
+        with problems:
+            found[name.removeprefix("singleton_lock_")] = setting.checked(conf.get(name), spelling(conf, name))
+    for option, row in TASK_OPTIONS.items():
+        with problems:
+            row.checked(conf.get(f"singleton_{option}"), spelling(conf, f"singleton_{option}"))
+    if "url" in found:
+        with problems:
+            found["url"], found["options"], found["tls"] = _store(conf, found["url"])
+    problems.refuse()
+    prefix = f"{found['options'].get('global_keyprefix') or ''}{found['prefix']}"
+    source = f"{spelling(conf, 'singleton_lock_prefix')} after global_keyprefix"
+    found["prefix"] = APP_SETTINGS["singleton_lock_prefix"].checked(prefix, source)
+    return Settings(**found, url_name=spelling(conf, "singleton_lock_url"))
 
 
 def _store(conf: Any, own_url: str | None) -> tuple[str, Mapping[str, Any], Mapping[str, Any] | None]:
@@ -43,7 +59,8 @@ def _store(conf: Any, own_url: str | None) -> tuple[str, Mapping[str, Any], Mapp
     if scheme_of(conf.result_backend) in STORE_SCHEMES:
         provider = conf.get("redis_backend_credential_provider")
         return conf.result_backend, {**result_options, "credential_provider": provider}, result_tls
-    raise ConfigurationError("no store for locks: set singleton_lock_url (neither broker nor result backend is Redis)")
+    name = spelling(conf, "singleton_lock_url")
+    raise ConfigurationError(f"no store for locks: set {name} (neither broker nor result backend is Redis)")
 
 
 def _broker(conf: Any) -> str | None:
@@ -54,7 +71,8 @@ def _broker(conf: Any) -> str | None:
         return None
     (url, *others) = urls
     if others or (";" in url and scheme_of(url) != "sentinel"):
-        raise ConfigurationError("the broker has several URLs: set singleton_lock_url to the one store of locks")
+        name = spelling(conf, "singleton_lock_url")
+        raise ConfigurationError(f"the broker has several URLs: set {name} to the one store of locks")
     return url
 
 

@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
-from celery_singleton_lock.config.exclusions import refuse_exclusions
-from celery_singleton_lock.config.foreign import refuse_unknown_options
-from celery_singleton_lock.config.options import TASK_OPTIONS, Options, is_limit
+from celery_singleton_lock.config.exclusions import excluded_pairs
+from celery_singleton_lock.config.foreign import unknown_options
+from celery_singleton_lock.config.options import TASK_OPTIONS, Options, is_limit, spelling
+from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies import NAMED
@@ -21,6 +22,8 @@ from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 from celery_singleton_lock.store.protocol import starts_key
 
 _ATTRIBUTE = "_singleton_config"
+#: Attribute of a task class: what is wrong with its options.
+_PROBLEMS = "_singleton_problems"
 _SAME_WORK = ("unique_on", "lock_key")
 #: The default policy in a group, where a duplicate is other work and must not be skipped.
 _GROUP_POLICY = NAMED["wait"]
@@ -58,12 +61,18 @@ class TaskConfig:
 
 
 def config_for(task: Any) -> TaskConfig:
-    """Return the configuration of a task. It is made when first needed, as apps may be configured after their tasks."""
+    """Return the configuration of a task. It is made when first needed, as apps may be configured after their tasks.
+
+    Raises:
+        ConfigurationError: the task's options, or settings of its app, cannot be used.
+    """
     config: TaskConfig | None = task.__dict__.get(_ATTRIBUTE)
     if config is None:
+        refuse_wrong(task)
         conf = task.app.conf
-        options, keys, limit = _configured(task.__class__, task.name, conf.get)  # the task may be a proxy
-        base = f"{settings_of(conf).prefix}:{{{escaped(options.lock_group or task.name)}}}"
+        settings = settings_of(conf)
+        options, keys, limit = _configured(task.__class__, task.name, conf)  # the task may be a proxy
+        base = f"{settings.prefix}:{{{escaped(options.lock_group or task.name)}}}"
         config = task.__dict__[_ATTRIBUTE] = TaskConfig(options, keys, base, getattr(task, "__header__", None), limit)
     return config
 
@@ -78,7 +87,7 @@ def config_of_call(task: Any, lock_options: Any) -> TaskConfig:
     if lock_options is None:
         return config
     given = call_options(task.name, lock_options)
-    options, keys, _ = _configured(task.__class__, task.name, task.app.conf.get, given)
+    options, keys, _ = _configured(task.__class__, task.name, task.app.conf, given)
     return replace(config, options=options, keys=keys)
 
 
@@ -93,7 +102,7 @@ def headers_with(task: Any, headers: Mapping[str, Any] | None, lock_options: Any
     headers = headers or {}
     earlier = call_options(task.name, headers.get(LOCK_OPTIONS_HEADER) or {})
     given = {**earlier, **call_options(task.name, lock_options)}
-    _configured(task.__class__, task.name, task.app.conf.get, given)
+    _configured(task.__class__, task.name, task.app.conf, given)
     return {**headers, LOCK_OPTIONS_HEADER: as_header(given)}
 
 
@@ -103,17 +112,47 @@ def forget_configs(app: Any) -> None:
         task.__dict__.pop(_ATTRIBUTE, None)
 
 
-def check_class(cls: Any, name: str) -> None:
-    """Refuse bad options of a task class, without the settings of its app."""
+def note_problems(cls: Any, name: str) -> None:
+    """Note on a task class what is wrong with its options, without the settings of its app.
+
+    An error here would end `Celery.finalize`, and leave the app without the tasks that come after this one. So each use of
+    the task is refused instead, and the start of a worker that has it.
+    """
+    if _PROBLEMS in vars(cls):
+        return
+    problems = Problems()
     for base in reversed(cls.__mro__):
-        refuse_unknown_options(name, vars(base))
-    _configured(cls, name, setting=lambda _: None)
+        problems.add(unknown_options(name, vars(base)))
+    with problems:
+        _configured(cls, name)
+    setattr(cls, _PROBLEMS, problems.found)
+
+
+def note_problem(cls: Any, problem: str) -> None:
+    """Note that a task class cannot be used at all."""
+    setattr(cls, _PROBLEMS, (problem,))
+
+
+def refuse_wrong(task: Any) -> None:
+    """Refuse the use of a task whose class has wrong options.
+
+    Raises:
+        ConfigurationError: naming task, options and values.
+    """
+    if has_problems(task):
+        raise ConfigurationError(*getattr(task, _PROBLEMS))
+
+
+def has_problems(task: Any) -> bool:
+    """Tell whether a task, or its class, was found to have wrong options when it was bound."""
+    return bool(getattr(task, _PROBLEMS, ()))
 
 
 def _configured(
-    cls: Any, name: str, setting: Callable[[str], Any], call: Mapping[str, Any] = MappingProxyType({})
+    cls: Any, name: str, conf: Any = None, call: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Options, KeyBuilder, Any]:
     """Choose each option (the call's, else the task's, else the app's setting, else the default); make keys and limit."""
+    problems = Problems()
     own = {option: getattr(cls, option) for option in TASK_OPTIONS}
     if "lock_key" in call:
         own["unique_on"] = None
@@ -123,26 +162,40 @@ def _configured(
     found = {}
     for option, row in TASK_OPTIONS.items():
         value, source = own[option], f"task {name}: {'lock_options ' if option in call else ''}{option}"
-        if value is None and option not in replaced:
-            value, source = setting(f"singleton_{option}"), f"setting singleton_{option} (task {name})"
-        found[option] = row.checked(value, source)
+        if conf is not None and value is None and option not in replaced:
+            setting = f"singleton_{option}"
+            value, source = conf.get(setting), f"setting {spelling(conf, setting)} (task {name})"
+        with problems:
+            found[option] = row.checked(value, source)
+    problems.refuse()  # pairs are looked at when each option is right
     if found["lock_group"] is not None and own["on_duplicate"] is None:
         found["on_duplicate"] = _GROUP_POLICY
     options = Options(**found)
-    refuse_exclusions(name, options)
+    problems.add(excluded_pairs(name, options))
+    parameters = _parameters(cls)
+    with problems:
+        keys = _keys(f"task {name}: {'lock_options ' if 'lock_key' in call else ''}", options, parameters)
+    with problems:
+        limit = _limit(name, options.lock_limit, parameters)
+    problems.refuse()
+    return options, keys, limit
+
+
+def _keys(source: str, options: Options, parameters: Parameters) -> KeyBuilder:
     try:
-        parameters = _parameters(cls)
-        keys = KeyBuilder(parameters, options.unique_on, options.lock_key, options.lock_group)
-        return options, keys, _limit(name, options.lock_limit, parameters)
+        return KeyBuilder(parameters, options.unique_on, options.lock_key, options.lock_group)
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {name}: {'lock_options ' if 'lock_key' in call else ''}{error}") from error
+        raise ConfigurationError(f"{source}{error}") from error
 
 
 def _limit(task: str, limit: int | Callable[..., int], parameters: Parameters) -> Callable[..., int]:
     if not callable(limit):
         number = 0 if limit == 1 else limit
         return lambda args, kwargs: number
-    function = ArgumentFunction("lock_limit", limit, parameters)
+    try:
+        function = ArgumentFunction("lock_limit", limit, parameters)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {task}: {error}") from error
 
     def checked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         answer = function.result(parameters.call(args, kwargs))

@@ -11,8 +11,9 @@ from typing import Any
 from celery import bootsteps
 
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.config.exclusions import refuse_different_limits
-from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.config.exclusions import different_limits
+from celery_singleton_lock.config.options import Options, spelling
+from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
@@ -47,6 +48,34 @@ def options_of(task: Any) -> Options:
     return options
 
 
+def options_of_tasks(app: Any, problems: Problems) -> dict[str, Options]:
+    """Return the options of an app's singleton tasks, by name; collect what cannot be used."""
+    found = {}
+    for task in singleton_tasks(app):
+        with problems:
+            found[task.name] = options_of(task)
+    return found
+
+
+def _checked(app: Any, prefork: bool) -> dict[str, Options]:
+    """Return the options of the tasks of a worker.
+
+    Raises:
+        ConfigurationError: naming all settings and options that cannot be used.
+    """
+    problems = Problems()
+    with problems:
+        if context_of(app, single=prefork).settings.url == "memory://" and prefork:
+            raise ConfigurationError(
+                f"{spelling(app.conf, 'singleton_lock_url')}='memory://' locks nothing under prefork, where each child has "
+                "its own memory: use another pool, or the URL of a Redis server"
+            )
+    options = options_of_tasks(app, problems)
+    problems.add(different_limits(options))
+    problems.refuse()
+    return options
+
+
 class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Checks settings and options when a worker is made, and the store when it starts.
 
@@ -60,16 +89,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
-        context = context_of(parent.app, single=prefork)
-        if prefork and context.settings.url == "memory://":
-            raise ConfigurationError(
-                "singleton_lock_url='memory://' locks nothing under prefork, where each child has its own memory: "
-                "use another pool, or the URL of a Redis server"
-            )
+        self._options = _checked(parent.app, prefork)
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
-        self._options = {task.name: options_of(task) for task in singleton_tasks(parent.app)}
-        refuse_different_limits(self._options)
 
     def start(self, parent: Any) -> None:
         logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from celery_singleton_lock.config.exclusions import refuse_exclusions
+from celery_singleton_lock.config.exclusions import excluded_pairs
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
@@ -28,7 +28,8 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     policy = as_policy(answer := chosen(task, holder))
     if policy is None:
         raise ConfigurationError(f"task {task.name}: on_duplicate returned {answer!r}, which is no policy")
-    refuse_exclusions(task.name, replace(options, on_duplicate=policy))
+    if excluded := tuple(excluded_pairs(task.name, replace(options, on_duplicate=policy))):
+        raise ConfigurationError(*excluded)
     if getattr(policy, "quiet", 0.0):
         raise ConfigurationError(
             f"task {task.name}: on_duplicate returned {answer!r}: a quiet time begins with the first call, which is no duplicate"

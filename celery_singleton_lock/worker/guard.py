@@ -8,6 +8,7 @@ from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
+from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.worker.execution import run_locked
 from celery_singleton_lock.worker.release import EXECUTION
 
@@ -30,6 +31,7 @@ def _guarded(cls: Any) -> Any:
     original = getattr(cls.__call__, "_original", None if defined_in(cls, "__call__") is Task else cls.__call__)
 
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse_wrong(self)
         request = self.request_stack.top
         call = original or Task.__call__
         # A task may share its stack of requests with a base class, whose body calls it. Names are compared, as New Relic makes

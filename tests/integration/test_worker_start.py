@@ -30,7 +30,7 @@ NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "sin
         ("prefork", {"singleton_lock_pool_limit": 0}, ["singleton_lock_pool_limit=0"]),
         ("prefork", {"singleton_lock_url": "memory://"}, ["singleton_lock_url='memory://'", "prefork"]),
         ("threads", {"singleton_lock_tll": 5}, ["singleton_lock_tll"]),
-        ("gevent", {"singleton_lock_ttl": "30"}, ["task ", "singleton_lock_ttl", "'30'"]),
+        ("gevent", {"singleton_lock_ttl": "30"}, ["singleton_lock_ttl='30' must be"]),
     ],
     ids=["store", "setting", "memory", "unknown", "option"],
 )

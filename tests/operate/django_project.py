@@ -109,14 +109,16 @@ class DjangoProject:
 
     def manage(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a management command, as `manage.py` does."""
-        command = [sys.executable, "-m", "django", *words]
-        env = {**self.env, **variables}
-        return subprocess.run(command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=100)
+        return self.run("-m", "django", *words, **variables)
 
     def celery(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `celery -A shop`."""
-        command = [sys.executable, "-m", "celery", "-A", "shop", *words]
-        return subprocess.run(command, cwd=self.directory, env=self.env, capture_output=True, text=True, timeout=100)
+        return self.run("-m", "celery", "-A", "shop", *words)
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run Python in the project, with more environment variables."""
+        command, env = [sys.executable, *words], {**self.env, **variables}
+        return subprocess.run(command, cwd=self.directory, env=env, capture_output=True, text=True, timeout=100)
 
     def process(self, name: str, *words: str) -> Process:
         """Return a process that runs a module of Python in the project, not started yet."""

@@ -10,6 +10,7 @@ from celery import Celery, _state
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.config.task_config import refuse_wrong
 
 MakeApp = Callable[..., Celery]
 
@@ -76,7 +77,8 @@ def singleton(app: Celery) -> Callable[..., Any]:
         def make(body: Callable[..., Any]) -> Any:
             task = app.task(**{"base": SingletonTask, **options})(body)
             app.finalize(auto=True)
-            return app.tasks[task.name]
+            refuse_wrong(made := app.tasks[task.name])
+            return made
 
         return make
 

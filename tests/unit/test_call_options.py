@@ -153,7 +153,7 @@ def test_unknown_attribute(make_app: MakeApp) -> None:
     app = make_app()
     app.task(base=SingletonTask, name="sync", lock_options={"lock_ttl": 5})(sync)
     with pytest.raises(ConfigurationError, match=r"sync: lock_options=.*no such option"):
-        app.finalize(auto=True)
+        config_for(app.tasks["sync"])
 
 
 # -- in the message ------------------------------------------------------------------------------

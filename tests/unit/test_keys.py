@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
 from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
+from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.signature.arguments import Parameters
 from celery_singleton_lock.signature.canonical import canonical, digest, escaped
 from celery_singleton_lock.signature.keys import KeyBuilder
@@ -516,7 +517,7 @@ def test_unique_on_nothing_is_the_name_alone() -> None:
 def test_unique_on_is_checked(make_app: MakeApp, unique_on: Any) -> None:
     """A name that is no parameter, or no name at all, is refused with option and value."""
     with pytest.raises(ConfigurationError, match="unique_on=") as refused:
-        task_of(make_app(), job, unique_on=unique_on)
+        refuse_wrong(task_of(make_app(), job, unique_on=unique_on))
     assert repr(unique_on) in str(refused.value)
 
 
@@ -722,7 +723,7 @@ def test_method_that_makes_the_key(make_app: MakeApp) -> None:
         task = make_app().register_task(cls())
         assert task.lock_key_for(1) == task.lock_key_for(account=1, reason=None) != task.lock_key_for(2)
     with pytest.raises(ConfigurationError, match=r"sync.*lock_key.*staticmethod"):
-        make_app().register_task(Method())
+        refuse_wrong(make_app().register_task(Method()))
 
 
 @pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
@@ -751,7 +752,7 @@ def test_kinds_of_keys_stay_apart() -> None:
 def test_lock_key_is_checked(make_app: MakeApp, lock_key: Any) -> None:
     """A lock_key that is neither template nor callable is refused with its value."""
     with pytest.raises(ConfigurationError) as refused:
-        task_of(make_app(), job, lock_key=lock_key)
+        refuse_wrong(task_of(make_app(), job, lock_key=lock_key))
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
 
@@ -760,7 +761,7 @@ def test_lock_key_is_checked(make_app: MakeApp, lock_key: Any) -> None:
 def test_only_one_option_makes_the_key(make_app: MakeApp, unique_on: Any, lock_key: Any) -> None:
     """unique_on with lock_key is refused with both values."""
     with pytest.raises(ConfigurationError) as refused:
-        task_of(make_app(), job, unique_on=unique_on, lock_key=lock_key)
+        refuse_wrong(task_of(make_app(), job, unique_on=unique_on, lock_key=lock_key))
     assert f"unique_on={unique_on!r}" in str(refused.value)
     assert f"lock_key={lock_key!r}" in str(refused.value)
 
@@ -854,7 +855,7 @@ def test_decorator_that_changes_nothing(make_app: MakeApp, shape: str, options: 
         assert undecorated.lock_key_for(*args, **kwargs) == task.lock_key_for(*args, **kwargs)
         assert (args or [1])[0] == returned(task, *args, **kwargs)
     with pytest.raises(ConfigurationError, match="acount"):
-        make_task(make_app(), shape, passes, unique_on=["acount"])
+        refuse_wrong(make_task(make_app(), shape, passes, unique_on=["acount"]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import ConfigurationError, DuplicateTask, SingletonTask, StoreUnavailable, signals
+from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import Kept
@@ -248,6 +249,7 @@ def test_task_id_that_is_used_again(singleton: Singleton, store: Store) -> None:
 @pytest.mark.parametrize(("least", "most"), [(10, 10), (10, 5), (3600.0, 60.0)])
 def test_hold_that_outlives_the_lease_is_refused(make_app: MakeApp, least: float, most: float) -> None:
     """`lock_at_most` must be above `lock_at_least`, as a lost lease leaves no hold."""
-    app = make_app()
+    cls = type("X", (SingletonTask,), {"name": "x", "lock_at_least": least, "lock_at_most": most})
+    task = make_app().register_task(cls())
     with pytest.raises(ConfigurationError, match=r"task x: lock_at_most=.* with lock_at_least=.* it must be above"):
-        app.register_task(type("X", (SingletonTask,), {"name": "x", "lock_at_least": least, "lock_at_most": most})())
+        refuse_wrong(task)

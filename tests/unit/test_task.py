@@ -185,15 +185,16 @@ class TestClassWithoutName:
             assert isinstance(deliver(task).info.retval, Ignore)
 
     def test_bad_option_is_refused(self, app: Celery) -> None:
-        """A wrong option is refused when it is registered, under the name that it would have."""
+        """A wrong option is refused under the name that the task has."""
 
         class Nameless(SingletonTask):
             lock_ttl = 0
 
             def run(self) -> None: ...
 
+        task = app.register_task(Nameless())
         with pytest.raises(ConfigurationError, match=r"Nameless: lock_ttl=0"):
-            app.register_task(Nameless())
+            task.delay()
 
     def test_base_without_run_is_no_task(self, app: Celery) -> None:
         """A base class that names parameters of its subclasses can be asked for its app."""
@@ -664,10 +665,10 @@ def test_mixin_alone(app: Celery) -> None:
     """The mixin without a task class is refused with a clear message, as a base and in a class; sub-mixins are allowed."""
     for make in (
         lambda: app.task(base=SingletonMixin, name="x", shared=False, lazy=False)(run_nothing),
-        lambda: type("Sync", (SingletonMixin,), {"name": "x", "run": run_nothing}),
+        lambda: app.register_task(type("Sync", (SingletonMixin,), {"name": "y", "run": run_nothing})()),
     ):
-        with pytest.raises(ConfigurationError, match=r"task x: SingletonMixin .*base=SingletonTask"):
-            make()
+        with pytest.raises(ConfigurationError, match=r"task [xy]: SingletonMixin .*base=SingletonTask"):
+            make().delay()
 
     class Short(SingletonMixin):
         lock_ttl = 5
@@ -675,7 +676,7 @@ def test_mixin_alone(app: Celery) -> None:
         def run(self) -> float: ...
 
     class Sync(Short, Task):  # type: ignore[misc]
-        name = "y"
+        name = "z"
 
     assert traced(app.register_task(Sync())) is None
 

@@ -5,19 +5,19 @@ The app is Celery's current one, as the project's `__init__` module makes it. It
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 from celery import current_app
 from django.core.checks import CheckMessage, Error, Warning
 
-from celery_singleton_lock.config.exclusions import refuse_different_limits
-from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.config.exclusions import different_limits
+from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.worker.bootstep import options_of, problem_of, singleton_tasks
+from celery_singleton_lock.worker.bootstep import options_of_tasks, problem_of
 
 #: Before Celery (5.7) imports task modules in a Django project, it runs all checks.
 _is_running = ContextVar("celery_singleton_lock_check", default=False)
@@ -40,25 +40,17 @@ def check_options(app_configs: Any, **_: Any) -> list[CheckMessage]:
 def _wrong_options(app: Any) -> Iterator[CheckMessage]:
     try:
         app.loader.import_default_modules()
-        app.finalize(auto=True)
-    except ConfigurationError as error:  # of a task class, which is refused where it is made
-        yield _error("E002", error)
+    except ConfigurationError as error:  # of a class that is no task: it is refused where it is made
+        yield from _errors("E002", error.problems)
         return
-    try:
+    problems = Problems()
+    with problems:
         settings_of(app.conf)
-    except ConfigurationError as error:
-        yield _error("E001", error)
-        return
-    options: dict[str, Options] = {}
-    for task in singleton_tasks(app):
-        try:
-            options[task.name] = options_of(task)
-        except ConfigurationError as error:
-            yield _error("E002", error)
-    try:
-        refuse_different_limits(options)
-    except ConfigurationError as error:
-        yield _error("E003", error)
+    of_settings = problems.found
+    options = options_of_tasks(app, problems)
+    yield from _errors("E001", of_settings)
+    yield from _errors("E002", problems.found[len(of_settings) :])
+    yield from _errors("E003", different_limits(options))
 
 
 def check_store(app_configs: Any, **_: Any) -> list[CheckMessage]:
@@ -79,8 +71,8 @@ def check_store(app_configs: Any, **_: Any) -> list[CheckMessage]:
     return [_warning("W001", problem)] if problem else []
 
 
-def _error(number: str, error: ConfigurationError) -> CheckMessage:
-    return Error(str(error), id=f"celery_singleton_lock.{number}")
+def _errors(number: str, problems: Iterable[str]) -> Iterator[CheckMessage]:
+    return (Error(problem, id=f"celery_singleton_lock.{number}") for problem in problems)
 
 
 def _warning(number: str, text: str) -> CheckMessage:
