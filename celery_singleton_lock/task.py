@@ -24,7 +24,8 @@ from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Policy
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.worker.guard import defined_in, install
+from celery_singleton_lock.worker.awaitable import problem_of_async
+from celery_singleton_lock.worker.guard import defined_in, install, users_call
 from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class
 
@@ -106,8 +107,9 @@ class SingletonMixin:
         name = cls.name or app.gen_task_name(cls.__name__, cls.__module__)
         if not is_task or name.startswith("celery."):
             return bound
-        note_problems(cls, name)
-        if cls.singleton is not False or has_problems(cls):
+        is_plain = cls.singleton is False
+        note_problems(cls, name, "" if is_plain else problem_of_async(name, users_call(cls) or cls.run))
+        if not is_plain or has_problems(cls):
             throws = cls.throws if isinstance(cls.throws, (tuple, list)) else (cls.throws,) if cls.throws else ()
             cls.throws = (*throws, *(error for error in (DuplicateTask, TooManyStarts) if error not in throws))
             install(cls)

@@ -112,8 +112,8 @@ def forget_configs(app: Any) -> None:
         task.__dict__.pop(_ATTRIBUTE, None)
 
 
-def note_problems(cls: Any, name: str) -> None:
-    """Note on a task class what is wrong with its options, without the settings of its app.
+def note_problems(cls: Any, name: str, problem: str = "") -> None:
+    """Note on a task class what is wrong with its options, without the settings of its app, and another problem, if any.
 
     An error here would end `Celery.finalize`, and leave the app without the tasks that come after this one. So each use of
     the task is refused instead, and the start of a worker that has it.
@@ -121,6 +121,7 @@ def note_problems(cls: Any, name: str) -> None:
     if _PROBLEMS in vars(cls):
         return
     problems = Problems()
+    problems.add([problem] if problem else [])
     for base in reversed(cls.__mro__):
         problems.add(unknown_options(name, vars(base)))
     with problems:

@@ -57,13 +57,16 @@ def options_of_tasks(app: Any, problems: Problems) -> dict[str, Options]:
     return found
 
 
-def _checked(app: Any, prefork: bool) -> dict[str, Options]:
-    """Return the options of the tasks of a worker.
+def _checked(app: Any, pool: Any) -> dict[str, Options]:
+    """Return the options of the tasks of a worker with this class of pool.
 
     Raises:
         ConfigurationError: naming all settings and options that cannot be used.
     """
-    problems = Problems()
+    problems, prefork = Problems(), is_prefork(pool)
+    if str(pool.__module__).startswith("celery_aio_pool"):
+        reason = "calls tasks in a thread that does not see their request, so no task would be locked: use another pool"
+        problems.add([f"celery-aio-pool {reason}"])
     with problems:
         if context_of(app, single=prefork).settings.url == "memory://" and prefork:
             raise ConfigurationError(
@@ -89,7 +92,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
-        self._options = _checked(parent.app, prefork)
+        self._options = _checked(parent.app, parent.pool_cls)
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from logging import DEBUG
 from typing import Any
 
@@ -23,6 +24,7 @@ from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, task_id_of
@@ -50,6 +52,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     waiting = retry_state_of(request)
     if not (options.singleton or waiting.ticket):  # what waits in line is run once by the line alone
         return body()
+    body = partial(completed, task, body)
     delivery = delivery_of(request)
     execution.context = context = context_of(task.app, single=delivery.supervised)
     if waiting.stands_for:

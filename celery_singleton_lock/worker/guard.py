@@ -26,9 +26,14 @@ def defined_in(cls: Any, name: str) -> Any:
     return next(base for base in cls.__mro__ if name in vars(base))
 
 
+def users_call(cls: Any) -> Any:
+    """Return the `__call__` that a user has put around `run`, or None."""
+    return getattr(cls.__call__, "_original", None if defined_in(cls, "__call__") is Task else cls.__call__)
+
+
 def _guarded(cls: Any) -> Any:
     """Return what the tracer calls: it runs the body under the lock, unless user code calls it."""
-    original = getattr(cls.__call__, "_original", None if defined_in(cls, "__call__") is Task else cls.__call__)
+    original = users_call(cls)
 
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_wrong(self)

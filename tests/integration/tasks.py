@@ -7,6 +7,7 @@ so a test can send a duplicate that would do something else.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import ctypes
 import logging
@@ -455,6 +456,33 @@ class ClassBased(SingletonTask):
         return perform(self, tag, acts, seconds)
 
 
+class ToTheEnd(SingletonTask):
+    """A user's base that runs the coroutine of ``run`` to its end."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return asyncio.run(super().__call__(*args, **kwargs))
+
+
+class Coroutine(ToTheEnd):
+    """An asynchronous task."""
+
+    name = "job.coroutine"
+    unique_on = ("tag",)
+
+    async def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> str:
+        return perform(self, tag, acts, seconds)
+
+
+class Awaitable(SingletonTask):
+    """A task that returns a coroutine, which nobody runs to its end."""
+
+    name = "job.awaitable"
+    unique_on = ("tag",)
+
+    def run(self, tag: str, acts: Any = "return", seconds: float = 0.0) -> Any:
+        return Coroutine.run(self, tag, acts, seconds)
+
+
 class Nameless(SingletonTask):
     """A class-based task whose name Celery derives from its module and class."""
 
@@ -642,7 +670,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
     for name, job_options in JOBS.items():
         if readable or not name.startswith("join"):  # without results, a worker refuses to start with `Join`
             _add_job(app, name, job_options)
-    for task in (ClassBased, Nameless, RudeRun, RudeAll):
+    for task in (ClassBased, Nameless, Coroutine, Awaitable, RudeRun, RudeAll):
         app.register_task(task())
     for add in (_add_followers, _add_secret_tasks, _add_group, _add_by_base, _add_django_task):
         add(app)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from celery import chord, states
 
-from celery_singleton_lock import DuplicateTask
+from celery_singleton_lock import ConfigurationError, DuplicateTask
 from tests.integration.environment import WorkerEnvironment
 
 SHAPES = [
     *("skip", "unbound", "class_based", "shared", "django", "tests.integration.tasks.Nameless"),
-    *("rude_call", "rude_before_start", "rude_run", "rude_all"),
+    *("rude_call", "rude_before_start", "rude_run", "rude_all", "coroutine"),
 ]
 
 
@@ -58,6 +58,15 @@ def test_lease_is_there_in_the_body(env: WorkerEnvironment, name: str) -> None:
     assert start["held"] is True
     assert start["protected"] is True
     assert start["key"] == job.lock_key_for(env.tag)
+
+
+def test_awaitable_is_refused(env: WorkerEnvironment) -> None:
+    """A body that returns an awaitable fails in words, its coroutine does not run, and its lock is free."""
+    for _ in range(2):
+        error = env.error(env.job("awaitable").delay(env.tag))
+        assert isinstance(error, ConfigurationError)
+        assert "task job.awaitable: its body returned an awaitable of type coroutine" in str(error)
+    assert [] == env.starts()
 
 
 def test_autoretry_never_retries_a_duplicate(env: WorkerEnvironment) -> None:

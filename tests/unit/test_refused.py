@@ -136,6 +136,17 @@ def test_a_worker_refuses_it(make_app: MakeApp, case: tuple[dict[str, Any], str]
     assert re.match(text, line)
 
 
+def test_pool_that_would_run_tasks_unlocked(make_app: MakeApp) -> None:
+    """celery-aio-pool calls tasks in a thread of its own, where they have no request: a worker with it does not start."""
+    app = make_app()
+    app.task(name="right", shared=False, base=SingletonTask)(body)
+    app.finalize()
+    parent = Parent(app)
+    parent.pool_cls = type("AsyncIOPool", (), {"__module__": "celery_aio_pool.pool"})
+    with pytest.raises(ConfigurationError, match=r"celery-aio-pool .* no task would be locked"):
+        SingletonStep(parent)
+
+
 def test_all_is_reported_at_once(make_app: MakeApp) -> None:
     """All wrong options of all tasks, and all wrong settings, are reported together, each in one line."""
     app = make_app(singleton_lock_tll=5, singleton_lock_eager="no", singleton_on_store_error="skip")
