@@ -98,7 +98,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
-        self._check_visibility_timeout(parent.app.conf)
+        self._check_delays(parent.app.conf)
         _check_store(context_of(parent.app))
         self._register_tasks(context_of(parent.app))
 
@@ -132,8 +132,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             names.setdefault(options.lock_ttl, []).append(name)
         return "; ".join(f"lock_ttl {ttl:g} s for {', '.join(names[ttl])}" for ttl in sorted(names)) or "no task"
 
-    def _check_visibility_timeout(self, conf: Any) -> None:
-        """Warn if a time is too long for the broker, which delivers a waiting message again after its visibility timeout."""
+    def _check_delays(self, conf: Any) -> None:
+        """Warn if a time is too long for the broker: see `longest_delay`."""
         timeout, longest = visibility_timeout(conf), longest_delay(conf)
         shortened, outlived = [], []
         for name, options in sorted(self._options.items()):
@@ -144,8 +144,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 outlived.append(name)
         if shortened:
             logger.warning(
-                "The broker's visibility timeout is %g s: RetryLater's delays are cut to %g s for the tasks %s",
-                timeout, longest, ", ".join(shortened),
+                "RetryLater's delays are cut to %g s, the longest for which a worker keeps a message, for the tasks %s",
+                longest, ", ".join(shortened),
             )  # fmt: skip
         if outlived:
             logger.warning(

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
+#: Longest delay in seconds of a message that is published again. RabbitMQ closes the channel of a worker that keeps a message for
+#: longer than its `consumer_timeout`, 30 minutes by default. Redis and SQS deliver it again after 60 and 30 minutes by default.
+LONGEST_DELAY = 600.0
 #: Seconds until a broker of this kind delivers an unacknowledged message again, unless a setting says otherwise.
-_VISIBILITY_TIMEOUTS = {**dict.fromkeys(("redis", "rediss", "redis+socket", "sentinel"), 3600.0), "sqs": 1800.0}
+_VISIBILITY_TIMEOUTS = {
+    **dict.fromkeys(("redis", "rediss", "redis+socket", "sentinel"), 3600.0),
+    **dict.fromkeys(("sqs", "slmq", "pgmq"), 1800.0),
+}
 #: The exchange from which RabbitMQ delivers delayed messages (`kombu.transport.native_delayed_delivery`). Its routing keys
 #: begin with the delay in bits.
 _DELAYED = "celery_delayed_delivery"
@@ -42,23 +48,31 @@ def goes_to_several_queues(app: Any, request: Any) -> bool:
 def shortened(app: Any, delay: float) -> float:
     """Return a delay in seconds as the broker can keep it.
 
-    A message that waits longer than the visibility timeout is delivered to a second worker meanwhile. RabbitMQ delays messages of
-    quorum queues by whole seconds, at least one.
+    The worker keeps a delayed message without an acknowledgement, and brokers do not bear that for ever. A message that comes too
+    early is published again. RabbitMQ delays messages of quorum queues by whole seconds, at least one.
     """
     delay = min(delay, longest_delay(app.conf))
     return float(math.ceil(delay)) if _has_quorum_queues(app) else delay
 
 
 def longest_delay(conf: Any) -> float:
-    """Return the longest delay in seconds that is safe with the broker's visibility timeout: half of it."""
-    return visibility_timeout(conf) / 2
+    """Return the longest delay in seconds: one that each broker keeps, and at most half of the visibility timeout."""
+    return min(LONGEST_DELAY, visibility_timeout(conf) / 2)
 
 
 def visibility_timeout(conf: Any) -> float:
-    """Return the seconds after which the broker delivers an unacknowledged message again; infinity if it never does."""
-    given = (conf.get("broker_transport_options") or {}).get("visibility_timeout")
-    url = conf.broker_url[0] if isinstance(conf.broker_url, (list, tuple)) else conf.broker_url
-    return float(given or _VISIBILITY_TIMEOUTS.get(str(url).partition("://")[0], math.inf))
+    """Return the seconds after which the broker delivers an unacknowledged message again; infinity if it never does.
+
+    A `visibility_timeout` that is set does not count for a broker that has none, such as RabbitMQ.
+    """
+    url = conf.broker_read_url  # the broker from which a worker receives
+    url = url[0] if isinstance(url, (list, tuple)) else url
+    transport = str(url or "").partition("://")[0].lower()
+    default = _VISIBILITY_TIMEOUTS.get(transport, math.inf)
+    is_named_class = ":" in transport or "." in transport  # a user's own transport, as Kombu takes it
+    if default == math.inf and not is_named_class:
+        return math.inf
+    return float((conf.get("broker_transport_options") or {}).get("visibility_timeout") or default)
 
 
 def _sources(app: Any, request: Any) -> Iterator[tuple[Any, Any, str]]:

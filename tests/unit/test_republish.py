@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -18,10 +20,12 @@ from kombu.exceptions import EncodeError
 from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.testing import hold
 from celery_singleton_lock.worker import destination
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
+from tests.unit.conftest import MakeApp
 from tests.unit.test_task import Singleton, deliver
 
 TOPIC = Exchange("tasks", "topic")
@@ -289,25 +293,83 @@ def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> Non
 @pytest.mark.parametrize(
     ("broker", "options", "longest"),
     [
-        ("redis://h/0", {}, 1800.0),
-        (["sentinel://a", "sentinel://b"], {}, 1800.0),
+        ("redis://h/0", {}, 600.0),
+        (["sentinel://a", "sentinel://b"], {}, 600.0),
         ("redis://h/0", {"visibility_timeout": 4}, 2.0),
-        ("sqs://", {}, 900.0),
-        ("amqp://h", {}, float("inf")),
+        ("redis://h/0", {"visibility_timeout": 43200}, 600.0),
+        ("sqs://", {}, 600.0),
+        ("SQS://", {"visibility_timeout": 60}, 30.0),
+        ("my.transport:Class://h", {"visibility_timeout": 60}, 30.0),
+        ("amqp://h", {}, 600.0),
     ],
 )
-def test_delay_fits_the_visibility_timeout(app: Celery, broker: Any, options: Any, longest: float) -> None:
-    """A message never waits for longer than half of the broker's visibility timeout."""
+def test_delay_that_every_broker_keeps(app: Celery, broker: Any, options: Any, longest: float) -> None:
+    """A message never waits for longer than ten minutes, or half of the broker's visibility timeout.
+
+    RabbitMQ closes the channel of a worker that keeps a message for 30 minutes.
+    """
     app.conf.update(broker_url=broker, broker_transport_options=options)
     assert longest == destination.longest_delay(app.conf)
-    assert min(7200.0, longest) == destination.shortened(app, 7200.0)
+    assert longest == destination.shortened(app, 7200.0)
     assert 0.2 == destination.shortened(app, 0.2)
 
 
+@pytest.mark.parametrize("broker", ["amqp://h", "amqps://h", "pyamqp://h;amqp://other", "memory://", "kafka://h"])
+def test_leftover_visibility_timeout(app: Celery, broker: str) -> None:
+    """The option counts only for brokers that have such a timeout: one that was left from Redis cuts no delay."""
+    app.conf.update(broker_url=broker, broker_transport_options={"visibility_timeout": 4})
+    assert math.inf == destination.visibility_timeout(app.conf)
+    assert 60.0 == destination.shortened(app, 60.0)
+
+
+def test_timeout_of_the_broker_that_is_read(app: Celery) -> None:
+    """With different brokers to read and to write, a worker keeps messages of the first."""
+    options = {"visibility_timeout": 4}
+    app.conf.update(broker_read_url="redis://h", broker_write_url="amqp://h", broker_transport_options=options)
+    assert 2.0 == destination.longest_delay(app.conf)
+
+
 @pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
-def test_published_delay_fits(app: Celery, singleton: Singleton, same: bool) -> None:
+@pytest.mark.parametrize(
+    "policy", [RetryLater(delay=7200, max_delay=7200, max_wait=7200), "retry", "wait", "join"], ids=str
+)
+@pytest.mark.parametrize("holder", ["body", "hold", "operator"])
+def test_no_delay_is_longer(
+    make_app: MakeApp, policy: Any, holder: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a lock is held, a message comes back after at most ten minutes, and then waits again."""
+    app = make_app(singleton_lock_eager=True)
+
+    @app.task(base=SingletonTask, name="x", on_duplicate=policy)
+    def task() -> None: ...
+
+    found = AcquireResult(AcquireStatus.HELD, holder_for(holder, "id-1" if same else "other"))
+    store = context_of(app).store
+    monkeypatch.setattr(store, "acquire", lambda wanted: joined(found, wanted))
+    monkeypatch.setattr(store, "holder", lambda lock: found.holder)
+    before = datetime.now(timezone.utc)
+    is_redelivery = same and holder != "operator"
+    is_stored = not is_redelivery and not (policy == "wait" or (policy == "join" and holder != "operator"))
+    message = published(task, "RETRY" if is_stored else "IGNORED", delivery_info={"redelivered": same})
+    assert delay_of(message, before) <= 601
+
+
+def holder_for(kind: str, task_id: str) -> Holder:
+    """Return a holder who keeps the lock for two hours."""
+    state = "running" if kind == "body" else "held"
+    return Holder("" if kind == "operator" else task_id, remaining=7200.0, state=state)
+
+
+def joined(found: AcquireResult, wanted: LeaseRequest) -> AcquireResult:
+    """Return the store's answer: a message that wants to join the line does."""
+    is_waiting = bool(wanted.place and wanted.place.room)
+    return replace(found, is_waiting=is_waiting, waiting=int(is_waiting))
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
+def test_published_delay_fits(singleton: Singleton, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redelivery checks and retries use delays that the broker can keep, and max_wait counts the shortened delay."""
-    app.conf.broker_transport_options = {"visibility_timeout": 0.2}
+    monkeypatch.setattr(destination, "LONGEST_DELAY", 0.1)
 
     @singleton(name="x", on_duplicate=RetryLater(delay=60, jitter=0))
     def task() -> None: ...
