@@ -23,9 +23,9 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies import Raise, Skip, name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
-from celery_singleton_lock.reservation import lifetime, reservation
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
-from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.reservation import RESERVATION_HEADER, has_ended, header_of, lifetime, reservation
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
+from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.decision import policy_of
 from celery_singleton_lock.worker.line import publish_next
 from celery_singleton_lock.worker.noting import note_failure
@@ -58,13 +58,18 @@ def publish(
         if existing is not None:
             return existing
     try:
-        result = send(task_id=wanted.task_id)
+        result = send(task_id=wanted.task_id, **({} if holder else _named(config, wanted, options)))
     except BaseException:
         if holder is None:
             _cancel(task, config, wanted)
         raise
     result.duplicate = holder
     return result
+
+
+def _named(config: TaskConfig, wanted: LeaseRequest, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the option of `apply_async` that has the message name its reservation."""
+    return {"headers": {**(options.get("headers") or {}), RESERVATION_HEADER: header_of(config, wanted)}}
 
 
 def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | None:
@@ -75,6 +80,9 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     wanted.noted = Noted(name_of(policy) if policy else "", counted=context.tally.take(wanted.base))
     try:
         result = context.store.acquire(wanted)
+        if result.holder is not None and has_ended(task, result.holder):
+            _free(task, config, wanted, result.holder)
+            result = context.store.acquire(wanted)
     except StoreError as error:
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
@@ -111,9 +119,19 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
 
 def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
     try:
-        released = context_of(task.app).store.release(replace(wanted, ttl=config.options.lock_ttl), success=False)
+        _release(task, config, wanted)
     except StoreError as error:  # it expires
         about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)
         note_failure(task, wanted, "release", error)
-    else:
-        publish_next(task.app, released.message)
+
+
+def _free(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> None:
+    """Release the reservation of a message that has ended."""
+    about(task, wanted.task_id, wanted.lock, holder).info("is published, as task %s has ended", holder.task_id)
+    ended = replace(wanted, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, noted=NOTHING)
+    _release(task, config, ended)
+
+
+def _release(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
+    released = context_of(task.app).store.release(replace(wanted, ttl=config.options.lock_ttl), success=False)
+    publish_next(task.app, released.message)

@@ -7,13 +7,18 @@ from datetime import datetime
 from typing import Any
 
 from celery.exceptions import Retry
+from celery.states import READY_STATES
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import SignatureError
+from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place, queued_token
+
+#: Header of a message that was published with its lock: the lock key, its `lock_limit` and its `lock_ttl`.
+RESERVATION_HEADER = "singleton_reservation"
 
 
 def reservation(
@@ -25,22 +30,46 @@ def reservation(
     return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True, place=place, limit=limit)
 
 
-def free_reservation(
-    task: Any,
-    config: TaskConfig,
-    task_id: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    publish: Callable[[str], object],
-) -> None:
-    """Release the reservation of a message that no worker will start, in the background; `publish` the next in line.
+def header_of(config: TaskConfig, wanted: LeaseRequest) -> list[Any]:
+    """Return the header of a message that has this reservation."""
+    return [wanted.lock, wanted.limit, config.options.lock_ttl]
 
-    Its publisher may have had another `lock_from` than this worker.
+
+def reservation_of(headers: Any, prefix: str) -> LeaseRequest | None:
+    """Return the reservation that a message names, whether or not this process knows its task; None if it names none.
+
+    Arguments:
+        headers: of the message.
+        prefix: of the app's keys.
     """
-    if config.options.singleton:
-        wanted = reservation(config, task_id, args, kwargs, config.options.lock_ttl)
-        pending = PendingRelease(wanted, success=False, outcome=False, publish=publish)
-        context_of(task.app).renewer.release_later(pending)
+    try:
+        lock, limit, ttl = headers[RESERVATION_HEADER]
+        limit, ttl, task_id = int(limit), float(ttl), str(headers["id"])
+        base, _, digest = lock.rpartition(":lock:")
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+    if not base.startswith(f"{prefix}:{{"):
+        return None
+    return LeaseRequest(base, digest, queued_token(task_id), ttl, task_id, queued=True, limit=limit)
+
+
+def free_reservation(app: Any, wanted: LeaseRequest, publish: Callable[[str], object]) -> None:
+    """Release the reservation of a message that no worker will start, in the background; `publish` the next in line."""
+    pending = PendingRelease(wanted, success=False, outcome=False, publish=publish)
+    context_of(app).renewer.release_later(pending)
+
+
+def has_ended(task: Any, holder: Holder) -> bool:
+    """Tell whether the message that has a reservation is known to have ended: its state is final, and nobody has freed its lock.
+
+    It was revoked while it waits in a queue, or a worker without this library has discarded it.
+    """
+    if holder.state != "queued" or not holder.task_id:
+        return False
+    try:
+        return task.backend.get_state(holder.task_id) in READY_STATES
+    except Exception:  # there may be no backend, or none that a publisher can ask
+        return False
 
 
 def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:

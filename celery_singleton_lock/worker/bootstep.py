@@ -23,6 +23,7 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
+from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages, watch
 from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
@@ -95,10 +96,15 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._options = _checked(parent.app, parent.pool_cls)
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
+        self._waiting: WaitingMessages | None = None
 
     def start(self, parent: Any) -> None:
         logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
         self._check_delays(parent.app.conf)
+        if getattr(parent, "consumer", None) is not None:
+            watch(parent.consumer)
+        self._waiting = WaitingMessages(context_of(parent.app).events.loop_failed)
+        parent.app.__dict__[WAITING] = self._waiting
         _check_store(context_of(parent.app))
         self._register_tasks(context_of(parent.app))
 
@@ -112,6 +118,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._handover:
             self._handover.close(parent.hub)
             self._handover = None
+        if self._waiting:
+            self._waiting.end()
 
     terminate = stop
 

@@ -14,10 +14,11 @@ from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import about
-from celery_singleton_lock.reservation import free_reservation
+from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, new_token
+from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.line import leave_line, publish_next
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
@@ -45,6 +46,10 @@ class DeliveryMixin:
         self._token = new_token()
         delivery = self._token, message.content_type, events, self.supervisor is not None
         request["properties"] = {**(request.get("properties") or {}), PROPERTY: delivery}
+        waiting: WaitingMessages | None = self.task.app.__dict__.get(WAITING)
+        may_have_lock = self.eta or RESERVATION_HEADER in request  # an own retry waits for its countdown
+        if waiting and may_have_lock and not retry_state_of(request).stands_for:
+            waiting.add(self)
 
     def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
         """Called in the main process when a child has begun."""
@@ -73,13 +78,29 @@ class DeliveryMixin:
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
-                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self.publish_next)
+                self.free_reservation()
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
             except Exception as error:  # it expires
                 log = about(self, self.id, self.lock_key())
                 log.warning("keeps its reservation or its place in line: %s", error)
         return is_revoked
+
+    def reject(self: Any, requeue: bool = False) -> None:
+        """Reject the message; one that no worker has begun, and that does not come again, frees its reservation."""
+        super().reject(requeue)  # type: ignore[misc]
+        if not requeue and self.time_start is None:
+            self.free_reservation()
+
+    def free_reservation(self: Any) -> None:
+        """Release the reservation of a message that no worker will start, if it has one; another thread does that."""
+        app, wanted = self.task.app, reservation_of(self._request_dict, context_of(self.task.app).settings.prefix)
+        if wanted is None:  # an own retry may have one that no publisher has named
+            config = self._config()
+            if not config.options.singleton:
+                return
+            wanted = reservation(config, self.id, self.args, self.kwargs, config.options.lock_ttl)
+        free_reservation(app, wanted, self.publish_next)
 
     def terminate_replaced(self: Any, pool: Any, replacement: str) -> None:
         """Terminate the task for a newer message. What would have followed is revoked once its body is over.

@@ -423,8 +423,8 @@ MUTANTS = (
     Mutant(
         "a revoked message frees its reservation",
         "worker/request.py",
-        "                free_reservation(self.task, self._config(), self.id, self.args, self.kwargs, self.publish_next)",
-        "                pass",
+        "        free_reservation(app, wanted, self.publish_next)",
+        "        pass",
         "test_publish_faults.py::test_message_that_never_starts",
         "41 message revoked|revoked is free",
     ),

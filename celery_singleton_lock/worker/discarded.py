@@ -1,0 +1,97 @@
+"""Frees the reservations of messages that no worker will run: Celery discards them, or they were revoked while they wait."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from celery import signals
+from celery.utils.functional import maybe_list
+from celery.worker import state as worker_state
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.log import logger
+from celery_singleton_lock.renewal.loop import BackgroundLoop
+from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation_of
+from celery_singleton_lock.worker.line import publish_next
+
+#: Attribute of an app: its `WaitingMessages`.
+WAITING = "_celery_singleton_lock_waiting"
+#: Seconds between two looks at which messages were revoked.
+_LOOK_INTERVAL = 1.0
+
+
+def watch(consumer: Any) -> None:
+    """Free the reservations of messages that this consumer discards, from now on.
+
+    Celery sends no signal for a body that it cannot decode: it calls `Consumer.on_decode_error` (5.7), for which an attribute of
+    the consumer stands.
+    """
+    signals.task_unknown.connect(_discarded, weak=False, dispatch_uid=__package__)
+    signals.task_rejected.connect(_discarded, weak=False, dispatch_uid=__package__)
+    original = consumer.on_decode_error
+
+    def on_decode_error(message: Any, error: Exception) -> None:
+        original(message, error)
+        _discarded(consumer, message)
+
+    consumer.on_decode_error = on_decode_error
+
+
+def _discarded(sender: Any, message: Any, **_: Any) -> None:
+    try:
+        if RESERVATION_HEADER not in (message.headers or {}):  # the app may not use this library
+            return
+        if wanted := reservation_of(message.headers, context_of(sender.app).settings.prefix):
+            free_reservation(sender.app, wanted, _publish_later(sender.app))
+    except Exception as error:  # whatever the message's headers are; its lock expires
+        logger.warning("A discarded message keeps its reservation: %s", error)
+
+
+def _publish_later(app: Any) -> Callable[[str], None]:
+    """Return what has the next in line published by another thread than the one that releases."""
+    return lambda message: context_of(app).callbacks.call(partial(publish_next, app, message))
+
+
+class WaitingMessages:
+    """Messages that a worker keeps until they are due, or until a process is free.
+
+    Only then does Celery look whether they were revoked, which may take hours.
+    """
+
+    def __init__(self, on_error: Callable[..., object]) -> None:
+        self._requests: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._loop = BackgroundLoop(self.look, on_error)
+
+    def add(self, request: Any) -> None:
+        """Free the reservation of this message should it be revoked before it starts."""
+        self._requests[id(request)] = request
+        self._loop.wake(now() + _LOOK_INTERVAL)
+
+    def look(self) -> float:
+        """Free the reservations of those that were revoked; return when to look again."""
+        if worker_state.revoked or worker_state.revoked_stamps:
+            for found in self._requests.valuerefs():  # a copy, made at once: other threads add requests
+                request = found()
+                if request is not None and _is_revoked(request):
+                    self._requests.pop(id(request), None)
+                    request.free_reservation()
+        return now() + _LOOK_INTERVAL if self._requests else math.inf
+
+    def end(self) -> None:
+        """Look no more."""
+        self._loop.end()
+
+
+def _is_revoked(request: Any) -> bool:
+    """Tell whether Celery will find this message revoked when it is due, as `Request.revoked` does (5.7)."""
+    if request.time_start is not None:  # it runs
+        return False
+    return request.id in worker_state.revoked or any(
+        set(maybe_list(request.stamps.get(name)) or ()) & set(maybe_list(worker_state.revoked_stamps.get(name)) or ())
+        for name in request.stamped_headers or ()
+    )
