@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from celery.app.task import Task
+from celery.exceptions import Ignore
 
 from celery_singleton_lock.config.foreign import refuse_keywords
 from celery_singleton_lock.config.task_config import (
@@ -159,6 +160,19 @@ class SingletonMixin:
         if isinstance(exc, LockLost) and execution and execution.state and execution.state.is_stopped_by(exc):
             raise exc
         return super().retry(args, kwargs, exc, *more, **options)  # type: ignore[misc]
+
+    def replace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """End this task with another one that takes its id, as `celery.Task.replace` does. The lock ends with this body.
+
+        Raises:
+            Ignore: the replacement was published.
+        """
+        try:
+            return super().replace(*args, **kwargs)  # type: ignore[misc]
+        except Ignore:
+            if execution := getattr(self.request_stack.top, EXECUTION, None):
+                execution.is_replaced = True
+            raise
 
     @property
     def lease(self: Any) -> Lease:

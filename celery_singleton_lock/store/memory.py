@@ -185,6 +185,8 @@ class MemoryStore(Records):
     ) -> Released:
         with self._mutex:
             self._end_starts(wanted, success)
+            if wanted.is_continued:
+                self._put(wanted.continued, "", protocol.CONTINUED_TTL)
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing, message = f"finishing:{wanted.token}", ""
@@ -214,6 +216,13 @@ class MemoryStore(Records):
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
             self._put(wanted.completed, "success", protocol.COMPLETED_TTL if success else 0.0)
+
+    def keep_continued(self, wanted: LeaseRequest) -> bool:
+        with self._mutex:
+            found = self._find(wanted.continued)
+            if found:
+                found.expires = self._clock() + protocol.CONTINUED_TTL
+            return found is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:

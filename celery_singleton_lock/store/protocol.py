@@ -16,6 +16,8 @@ from celery_singleton_lock.store.records import NOTHING, Noted, RecordStore
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
+#: How long a store remembers that another task goes on with the id of one whose body has ended, in seconds.
+CONTINUED_TTL = 3600.0
 #: How long late copies of a message that waited in line are dropped, in seconds.
 COPY_TTL = 3600.0
 #: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
@@ -69,6 +71,7 @@ class LeaseRequest:
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
+    is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
     noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
     lock: str = field(
         init=False
@@ -82,6 +85,11 @@ class LeaseRequest:
         self.by_token = not self.digest or self.limit > 0
         self.attempt = f"{self.base}:attempt:{self.token}"
         self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
+
+    @property
+    def continued(self) -> str:
+        """Key of the note that another task goes on with this one's id."""
+        return f"{self.base}:continued:{self.digest}:{self.task_id}"
 
     @property
     def slots(self) -> str:
@@ -247,6 +255,9 @@ class LockStore(Protocol):
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
+
+    def keep_continued(self, wanted: LeaseRequest) -> bool:
+        """Tell whether another task goes on with the id of this one, as its release has noted; remember it for longer, if so."""
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         """Take a message out of the line, and have its copies dropped; return the next one, as `release`, if it was its turn."""

@@ -7,7 +7,7 @@ from functools import partial
 from logging import DEBUG
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
@@ -154,6 +154,7 @@ def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body:
         note_end(state.request, None)
         return result
     except BaseException as error:
+        state.request.is_continued = execution.is_replaced and isinstance(error, Ignore)
         note_end(state.request, error, stopped=state.stopped and isinstance(error, LockLost))
         if isinstance(error, Retry):
             kept = kept_for_retry(state.task, config, state.task.request, state.request, error)

@@ -3,12 +3,14 @@
 The message follows the holder's task id: it is published again with a delay, reads that task's result when it comes back, and
 goes on like that until there is one. Nothing is stored for it meanwhile. A task that ends without a result has vanished, or
 ignores it: then the lock is free, and the message runs the body itself. It does so only when it has found the lock free twice, as
-a holder releases its lock a moment before its result is stored.
+a holder releases its lock a moment before its result is stored. A task that ends with `Task.replace` has released its lock, too,
+and its replacement stores the result under the same id: a note in the store tells of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 from celery.exceptions import Ignore, Retry, WorkerLostError
@@ -92,8 +94,11 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         return found
     holder: Holder | None = Holder(state.follows)
     if found not in (RETRY, _UNKNOWN):  # before its retry the lock may be free, or another task's
+        followed = replace(wanted, task_id=state.follows)
         try:
             holder = store.holder(wanted.lock)
+            if holder is None and store.keep_continued(followed):
+                holder = Holder(state.follows)
         except StoreError as error:
             about(task, request.id, wanted.lock).warning("follows on, its lock unknown: %s", error)
     if state.found_free if holder is None else holder.task_id == request.id:

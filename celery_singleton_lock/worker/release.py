@@ -28,13 +28,14 @@ EXECUTION = "_singleton_execution"
 class Execution:
     """What is known of one delivery's lock, until `task_postrun`."""
 
-    __slots__ = ("context", "lease", "next_message", "pending", "state")
+    __slots__ = ("context", "is_replaced", "lease", "next_message", "pending", "state")
 
     def __init__(self) -> None:
         self.lease = Lease("")  # what the body sees
         self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
         self.context: ProcessContext
         self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
+        self.is_replaced = False  # its task has published another one with its id (`Task.replace`)
         self.next_message = ""  # of the next in line, as the release has named it
 
     def __reduce__(self) -> tuple[type[Execution], tuple[()]]:

@@ -651,6 +651,22 @@ def test_clone_shares_the_data(store: LockStore, lease_request: MakeRequest) -> 
     assert [RenewResult.RENEWED] == store.renew([one])
 
 
+def test_task_that_goes_on_as_another(backing: Backing, lease_request: MakeRequest) -> None:
+    """A store remembers for an hour, and for an hour after each look, that another task goes on with a task's id."""
+    store, first, other = backing.store, lease_request(), lease_request(task_id="other")
+    store.acquire(first)
+    assert not store.keep_continued(first)
+    first.is_continued = True
+    store.release(first, success=False)
+    for _ in range(3):
+        assert store.keep_continued(first)
+        backing.wait(3000)
+    assert not store.keep_continued(other)
+    assert store.acquire(lease_request(task_id=first.task_id, redelivered=True)).status is AcquireStatus.GRANTED
+    backing.wait(3601)
+    assert not store.keep_continued(first)
+
+
 def test_eviction_policy(store: LockStore) -> None:
     """A store returns its eviction policy."""
     assert "noeviction" == store.eviction_policy()

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha1
 from itertools import combinations, product
@@ -376,7 +376,10 @@ def scripts() -> dict[str, Script]:
         calls = {
             "acquire": [acquire_call(request, history)],
             "reacquire": [reacquire_call(request, 1, history)],
-            "release": [release_call(request, True, kept, history) for kept in (None, Kept("held", 1.0))],
+            "release": [
+                release_call(replace(request, is_continued=continued), True, kept, history)
+                for kept, continued in product((None, Kept("held", 1.0)), (False, True))
+            ],
             "renew": [renewal_call([request])],
             "leave": [leave_call(request, "")],
         }

@@ -281,6 +281,32 @@ def _publish_and_hold(task: Task, tag: str, seconds: float) -> str:
     return _hold(task, tag, seconds)
 
 
+def _hold_replace(task: Task, tag: str, seconds: float) -> str:
+    """Wait, and end with another task, which waits under a tag of its own."""
+    _hold(task, tag, 0.0)
+    return str(task.replace(_stage(task, tag, "hold")))
+
+
+def _hold_replace_raise(task: Task, tag: str, seconds: float) -> str:
+    _hold(task, tag, 0.0)
+    return str(task.replace(_stage(task, tag, "hold_raise")))
+
+
+def _hold_replace_chain(task: Task, tag: str, seconds: float) -> str:
+    _hold(task, tag, 0.0)
+    return str(task.replace(_stage(task, tag, "hold") | task.app.tasks["then"].si(tag)))
+
+
+def _hold_replace_self(task: Task, tag: str, seconds: float) -> str:
+    """Wait, and end with the same task, which waits for two seconds."""
+    _hold(task, tag, 0.0)
+    return str(task.replace(task.s(tag, acts="sleep", seconds=2.0)))
+
+
+def _stage(task: Task, tag: str, act: str) -> Any:
+    return task.app.tasks["job.plain"].s(f"{tag}-stage", acts=act)
+
+
 def _return(task: Task, tag: str, seconds: float) -> str:
     return "done"
 
@@ -315,6 +341,10 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _retry_other,
         _publish_self,
         _publish_and_hold,
+        _hold_replace,
+        _hold_replace_raise,
+        _hold_replace_chain,
+        _hold_replace_self,
         _return,
     )
 }

@@ -171,6 +171,59 @@ def test_holder_without_a_result(env: WorkerEnvironment) -> None:
     assert env.starts()[1]["at"] - env.events("end")[0]["at"] > 0.9
 
 
+@pytest.mark.parametrize(("act", "end"), [("hold_replace", "held"), ("hold_replace_chain", "then {}")])
+def test_replaced_holder(env: WorkerEnvironment, act: str, end: str) -> None:
+    """If the holder ends with `self.replace()`, its duplicates end with the result of the replacement, and none of them runs.
+
+    The lock is free meanwhile: the holder's own work is over.
+    """
+    stage = env.other_tag("stage")
+    first = env.hold("join", acts=act)
+    others = [joiner(env) for _ in range(3)]
+    env.let_go()
+    env.wait_for("start", stage)
+    until(lambda: not env.is_locked("join"), "the lock is free")
+    time.sleep(3)  # the others look again meanwhile, and may run after a second
+    env.let_go(stage)
+    assert [end.format(env.tag)] * 4 == [env.get(result) for result in (first, *others)]
+    assert [first.id] == order(env)
+    assert 1 == len(env.starts(stage))
+
+
+def test_replacement_that_fails(env: WorkerEnvironment) -> None:
+    """If the replacement fails, the duplicates of the replaced task end with its error."""
+    stage = env.other_tag("stage")
+    first = env.hold("join", acts="hold_replace_raise")
+    other = joiner(env)
+    env.let_go()
+    env.wait_for("start", stage)
+    time.sleep(3)  # as above
+    env.let_go(stage)
+    assert [Boom.__name__] * 2 == [type(env.error(result)).__name__ for result in (first, other)]
+    assert [first.id] == order(env)
+
+
+def test_task_that_replaces_itself(env: WorkerEnvironment) -> None:
+    """A replacement may be the same task: it acquires the lock anew, and the duplicates end with its result."""
+    first = env.hold("join", acts="hold_replace_self")
+    other = joiner(env)
+    env.let_go()
+    assert ["slept", "slept"] == [env.get(first), env.get(other)]
+    assert [first.id, first.id] == order(env)
+
+
+def test_call_after_a_replaced_task(env: WorkerEnvironment) -> None:
+    """A replaced task has ended: a call that comes while the replacement works is no duplicate."""
+    stage = env.other_tag("stage")
+    first = env.hold("join", acts=("hold_replace", "return"))
+    env.let_go()
+    env.wait_for("start", stage)
+    until(lambda: not env.is_locked("join"), "the lock is free")
+    assert "done" == env.get(env.job("join").delay(env.tag))
+    env.let_go(stage)
+    assert "held" == env.get(first)
+
+
 def test_canvas(env: WorkerEnvironment) -> None:
     """The next step of a chain and the body of a chord get the holder's value."""
     first = env.hold("join")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock.store.protocol import (
+    CONTINUED_TTL,
     COPY_TTL,
     REVOKED_TTL,
     Kept,
@@ -142,6 +143,8 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
         parts.append(_NEXT)
     if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
         parts.append(Part("starts", (wanted.starts,), (ended,)))
+    if wanted.is_continued:
+        parts.append(Part("continued", (wanted.continued,), (ms(CONTINUED_TTL),)))
     if history is not None:
         noted = wanted.noted
         parts.append(Part("recorded", record_keys(wanted.base), (noted.outcome, noted.error, str(history))))

@@ -11,6 +11,7 @@ from redis.exceptions import NoScriptError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import (
     COMPLETED_TTL,
+    CONTINUED_TTL,
     AcquireResult,
     AcquireStatus,
     Kept,
@@ -95,6 +96,9 @@ class RedisStore:
             self.command("SET", wanted.completed, "success", "PX", ms(COMPLETED_TTL), timeout=timeout)
         else:
             self.command("DEL", wanted.completed, timeout=timeout)
+
+    def keep_continued(self, wanted: LeaseRequest) -> bool:
+        return bool(self.command("PEXPIRE", wanted.continued, ms(CONTINUED_TTL)))
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         reply = self.run(script_call("holder", (lock,), (), oldest_parts(slots)))
