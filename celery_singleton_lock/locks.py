@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from celery_singleton_lock.config.options import LONGEST
@@ -179,20 +179,34 @@ def release(
 
 
 def release_all(
-    app: Any, task: str = "", node: str = "", force: bool = False, dry_run: bool = False, timeout: float = 1.0
+    app: Any,
+    task: str = "",
+    node: str = "",
+    force: bool = False,
+    dry_run: bool = False,
+    timeout: float = 1.0,
+    told: Callable[[Release], object] = lambda one: None,
 ) -> Sequence[Release]:
     """Do as `release` with each lock of a task or group, or of a worker node; each node is asked once.
 
+    Arguments:
+        told: is called with each result as it comes, so that those before an error are known, too.
+
     Raises:
         ConfigurationError: neither task nor node is given, or the app has no store.
+        StoreError: the store is unreachable, or refuses. Locks that were released before stay released.
     """
     if not (task or node):
         raise ConfigurationError("name a task or a worker node")
     # All are found before their nodes are asked: a node does not know a task that starts after its answer.
     found = [lock for lock in list(app, task, node) if not lock.holder.is_operators_hold]
     answers, store = answers_of(app, [lock.holder for lock in found], timeout), context_of(app).store
-    asked = [Release("", lock.key, lock.holder, answer) for lock, answer in zip(found, answers, strict=True)]
-    return [revoke(store, _parts(app, one.key)[0], one, force, dry_run) for one in asked]
+    done = []
+    for lock, answer in zip(found, answers, strict=True):
+        asked = Release("", lock.key, lock.holder, answer)
+        done.append(revoke(store, _parts(app, lock.key)[0], asked, force, dry_run))
+        told(done[-1])
+    return done
 
 
 def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:

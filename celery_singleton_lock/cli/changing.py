@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -22,6 +21,7 @@ from celery_singleton_lock.cli.group import (
 )
 from celery_singleton_lock.cli.output import print_json
 from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.revoking import Release
 from celery_singleton_lock.store.records import task_of
 
@@ -42,25 +42,45 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
     if bool(key) is bool(node or task):
         raise click.UsageError("name either the KEY of a lock, or --node or --task")
     if key:
-        done: Sequence[Release] = [locks.release(obj.app, key, force, dry_run)]
+        done = [locks.release(obj.app, key, force, dry_run)]
+        if as_json:
+            print_json(done[0].as_dict())
+        else:
+            _tell(done[0])
     else:
-        done = locks.release_all(obj.app, task, node, force, dry_run)
+        done = _release_all(obj.app, task, node, force, dry_run, as_json)
         warn_if_unknown(obj.app, task)
-    if as_json:
-        print_json(done[0].as_dict() if key else [one.as_dict() for one in done])
-    else:
-        _tell(key, done)
     raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
 
 
-def _tell(key: str, done: Sequence[Release]) -> None:
-    for one in done:
-        click.echo(one if key else f"{one.key} {one}")
-        for lock in one.others:
-            ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
-            click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
+def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_json: bool) -> list[Release]:
+    """Release several locks; print each result as it comes, or all of them as JSON. If it cannot go on, say how far it came."""
+    done: list[Release] = []
+
+    def told(one: Release) -> None:
+        done.append(one)
+        if not as_json:
+            _tell(one, f"{one.key} ")
+
+    try:
+        locks.release_all(app, task, node, force, dry_run, told=told)
+    except (StoreError, KeyboardInterrupt):
+        if done:
+            click.echo(f"released {sum(one.released for one in done)} locks, and could not go on", err=True)
+        raise
+    finally:
+        if as_json and done:
+            print_json([one.as_dict() for one in done])
     if not done:
-        click.echo("no locks")
+        click.echo("[]" if as_json else "no locks")
+    return done
+
+
+def _tell(one: Release, prefix: str = "") -> None:
+    click.echo(f"{prefix}{one}")
+    for lock in one.others:
+        ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
+        click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
 
 
 @singleton.command()

@@ -271,8 +271,8 @@ class LockStore(Protocol):
     def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
         """Take the lock that `holder` would look at from its holder, who will find it lost, and return that holder, or None.
 
-        With a fence: from that lease alone. Forget the counted starts, if their key is given. It is sent once only: a second
-        call could hit the next holder.
+        With a fence: from that lease alone. Without one, it is sent once only: a second call could hit the next holder.
+        Forget the counted starts, if their key is given.
         """
 
     def records(self) -> RecordStore:

@@ -1,4 +1,4 @@
-"""Connections that are idle, and a cap on how many are in use.
+"""A few connections that are idle, and a cap on how many are in use.
 
 A connection is put back only after a complete reply. One whose call failed or was interrupted is closed and forgotten, so nobody
 reads the reply of an earlier call, and no capacity is lost.
@@ -17,6 +17,9 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from celery_singleton_lock.store.redis.connection import Command, exchange
 from celery_singleton_lock.store.redis.errors import is_read_only, store_error_for, without_secrets
 
+#: Idle connections that a pool without a limit keeps.
+MOST_IDLE = 10
+
 
 class ConnectionPool:
     """Executes commands on connections that it makes.
@@ -29,10 +32,11 @@ class ConnectionPool:
     def __init__(self, connect: Callable[[], Any], limit: int | None = None) -> None:
         self._connect = connect
         self._idle: deque[Any] = deque()  # the one used last is used next: few connections are made
+        self._most_idle = limit or MOST_IDLE
         self._cap = _Cap(limit) if limit else None
 
     def execute(self, command: Command, deadline: float, once: bool = False) -> Any:
-        """Send a command and return the reply; `once`: on a new connection, on which it is never sent again.
+        """Send a command and return the reply; `once`: on a connection that is made anew, on which it is never sent again.
 
         Raises:
             StoreError, StoreUnavailable: see `store_error_for`.
@@ -52,16 +56,18 @@ class ConnectionPool:
             raise store_error_for(error) from without_secrets(error)
 
     def _execute(self, command: Command, deadline: float, once: bool) -> Any:
-        connection = self._connect() if once else self._take()
+        connection = self._take()
+        if once:
+            connection.disconnect()
         try:
             reply = exchange(connection, command, deadline)
         except BaseException as error:
             if isinstance(error, ResponseError) and not is_read_only(error):  # the reply is complete
-                self._idle.append(connection)
+                self._put_back(connection)
             else:
                 connection.disconnect()
             raise
-        self._idle.append(connection)
+        self._put_back(connection)
         return reply
 
     def _take(self) -> Any:
@@ -69,6 +75,12 @@ class ConnectionPool:
             return self._idle.pop()
         except IndexError:
             return self._connect()
+
+    def _put_back(self, connection: Any) -> None:
+        if len(self._idle) < self._most_idle:
+            self._idle.append(connection)
+        else:
+            connection.disconnect()
 
     def close(self) -> None:
         """Close the idle connections."""

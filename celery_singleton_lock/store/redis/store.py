@@ -105,7 +105,7 @@ class RedisStore:
         return _holder(reply) if reply else None
 
     def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
-        reply = self.run(revoke_call(base, lock, slots, starts, fence, self._history), once=True)
+        reply = self.run(revoke_call(base, lock, slots, starts, fence, self._history), once=not fence)
         return _holder(reply) if reply else None
 
     def records(self) -> RedisRecords:
