@@ -40,7 +40,7 @@ def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequ
         min_age: only held for at least so many seconds.
     """
     records = _records(app)
-    found = (lock for name in _names(app, task) for lock in records.locks(_base(app, name)))
+    found = records.locks(*(_base(app, name) for name in _names(app, task)))
     return [one for one in found if one.exists and one.holder.age >= min_age and node in ("", one.holder.node)]
 
 
@@ -90,15 +90,15 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
       long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
     * `last_start`, `last_success`: when, in milliseconds since 1970.
     """
-    return [_statistics(app, name) for name in _names(app, task)]
+    records, names = _records(app), _names(app, task)
+    found = records.recorded(*(_base(app, name) for name in names))
+    return [_statistics(name, *recorded) for name, recorded in zip(names, found, strict=True)]
 
 
-def _statistics(app: Any, name: str) -> Statistics:
-    records, base = _records(app), _base(app, name)
-    records.sweep(base)
+def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -> Statistics:
     states: Counter[str] = Counter()
     oldest, blocked = 0.0, 0
-    for lock in records.locks(base):
+    for lock in locks:
         if lock.missing and lock.holder.state == "held":  # a hold that is over, and no lease
             continue
         if lock.missing:
@@ -108,7 +108,7 @@ def _statistics(app: Any, name: str) -> Statistics:
         blocked = max(blocked, lock.duplicates)
         if lock.holder.state == "running":
             oldest = min(oldest or lock.since, lock.since)
-    return Statistics(name, records.counters(base), dict(states), oldest, blocked)
+    return Statistics(name, counters, dict(states), oldest, blocked)
 
 
 def history(app: Any, task: str) -> Sequence[Run]:

@@ -173,11 +173,14 @@ class RecordStore(Protocol):
     def slots(self, base: str, digest: str) -> list[str]:
         """Return the keys of the slots above the first one that holders of a signature may have."""
 
-    def sweep(self, base: str) -> None:
+    def sweep(self, *bases: str) -> None:
         """Count the leases that have expired as such, so that only those that exist are left in the registry."""
 
-    def locks(self, base: str) -> Iterator[Lock]:
-        """Yield the locks that exist, those of an operator's holds included."""
+    def locks(self, *bases: str) -> Iterator[Lock]:
+        """Yield the locks that exist, those of operators' holds included."""
+
+    def recorded(self, *bases: str) -> Iterator[tuple[Mapping[str, int], list[Lock]]]:
+        """Yield all counters and locks of each name, after `sweep`."""
 
     def count(self, base: str, counted: Mapping[str, int]) -> None:
         """Add to counters what a process has counted."""

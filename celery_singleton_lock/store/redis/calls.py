@@ -35,6 +35,10 @@ class ScriptCall(Command):
         super().__init__(*words)
         self.script, self.digest = script(verb, tuple([part.name for part in parts]))
 
+    def command(self, with_text: bool = False) -> Command:
+        """Return what runs the script: by its digest, or with its text where the server does not know it."""
+        return Command("EVAL", self.script, *self.texts) if with_text else Command("EVALSHA", self.digest, *self.texts)
+
 
 def script_call(
     verb: str, keys: Sequence[str], arguments: Sequence[str] = (), parts: Sequence[Part] = ()
@@ -170,6 +174,11 @@ def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, histo
 def sweep_call(base: str, history: int) -> ScriptCall:
     """Return the call that counts leases that have expired."""
     return script_call("sweep", record_keys(base), (str(history),), _SWEPT)
+
+
+def page_call(base: str, cursor: str, count: str) -> ScriptCall:
+    """Return the call that reads a part of the registry."""
+    return script_call("page", record_keys(base)[:1], (cursor, count, base))
 
 
 def renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:

@@ -7,6 +7,7 @@ uses redis-py's connections below their public surface (`_connect`, `_sock`): ch
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from redis import exceptions
@@ -25,6 +26,39 @@ class Command:
 
     def __init__(self, *words: str) -> None:
         self.texts = words
+
+    def packed(self, connection: Any) -> bytes:
+        """Return what is sent."""
+        return b"".join(connection.pack_command(*self.texts))
+
+    def reply(self, connection: Any) -> Any:
+        """Read and return the reply."""
+        return connection.read_response()
+
+
+class Batch(Command):
+    """Several commands that are sent together; the reply is the list of theirs, or the first error of one."""
+
+    def __init__(self, commands: Sequence[Command]) -> None:
+        super().__init__()
+        self._commands = commands
+
+    def packed(self, connection: Any) -> bytes:
+        return b"".join([command.packed(connection) for command in self._commands])
+
+    def reply(self, connection: Any) -> Any:
+        replies = [_reply_or_error(command, connection) for command in self._commands]  # else some would stay unread
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+
+def _reply_or_error(command: Command, connection: Any) -> Any:
+    try:
+        return command.reply(connection)
+    except exceptions.ResponseError as error:
+        return error
 
 
 class _DeadlineSocket:
@@ -97,6 +131,6 @@ def _exchange(connection: Any, command: Command, deadline: float) -> Any:
         connection.connect()
     connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
     # In one write: a server that refuses a command after its first words closes the connection.
-    connection.send_packed_command([b"".join(connection.pack_command(*command.texts))], check_health=False)
+    connection.send_packed_command([command.packed(connection)], check_health=False)
     connection.deadline = max(deadline, time.monotonic() + MIN_SEND_OR_READ_TIME)
-    return connection.read_response()
+    return command.reply(connection)

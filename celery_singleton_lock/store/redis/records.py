@@ -9,15 +9,21 @@ from typing import Any, Protocol
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import holds_key, record_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
-from celery_singleton_lock.store.redis.calls import ScriptCall, count_call, ms, script_call, sweep_call
+from celery_singleton_lock.store.redis.calls import ScriptCall, count_call, ms, page_call, script_call, sweep_call
+from celery_singleton_lock.store.redis.connection import Command
 
 #: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
 PAGE = "100"
+#: How many task names are asked about in one round trip. The server may run all its calls before those of others.
+GROUP = 20
 
 
 class _Server(Protocol):
     def run(self, call: ScriptCall) -> Any:
         """Run a script."""
+
+    def run_all(self, calls: Sequence[Command]) -> list[Any]:
+        """Run scripts and commands in one round trip."""
 
     def command(self, *words: str) -> Any:
         """Send a command."""
@@ -40,32 +46,48 @@ class RedisRecords:
         found = self._server.command("SMEMBERS", f"{base}:slots:{digest}")
         return [f"{base}:lock:{digest}:{slot}" for slot in sorted(found, key=int)]
 
-    def sweep(self, base: str) -> None:
-        while self._server.run(sweep_call(base, self._history)):
-            pass
+    def sweep(self, *bases: str) -> None:
+        for some in _groups(bases):
+            self._swept(some)
 
-    def locks(self, base: str) -> Iterator[Lock]:
-        now, cursor = self._now(), ""
-        seen: set[str] = set()
-        yield from self._holds(base, now)
-        task, prefix = task_of(base), f"{base}:lock:"
-        while cursor != "0":
-            words = (cursor or "0", PAGE, base)
-            cursor, *found = self._server.run(script_call("page", record_keys(base)[:1], words))
-            for text in found:
-                expires, duplicates, waiting, entry = text.split(SEPARATOR, 3)
-                if entry not in seen:  # a scan may find an entry twice
-                    seen.add(entry)
-                    holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
-                    missing = duplicates == "-"
-                    met = 0 if missing else int(duplicates)
-                    yield Lock(task, prefix + digest, holder, met, int(waiting), since, missing)
+    def _swept(self, bases: Sequence[str]) -> Sequence[Mapping[str, int]]:
+        """Count the leases that have expired; return the counters of each name afterwards."""
+        sweeps = [sweep_call(base, self._history) for base in bases]
+        reads = [Command("HGETALL", record_keys(base)[1]) for base in bases]
+        while any((replies := self._server.run_all([*sweeps, *reads]))[: len(sweeps)]):
+            pass  # one call counts so many that it does not keep the server busy
+        return [counters_of(found) for found in replies[len(sweeps) :]]
 
-    def _holds(self, base: str, now: float) -> Iterator[Lock]:
-        for name, ends in pairs(self._server.command("HGETALL", holds_key(base))):
-            remaining = int(ends) / 1000 - now
-            if remaining > 0:
-                yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
+    def locks(self, *bases: str) -> Iterator[Lock]:
+        for some in _groups(bases):
+            holds = [Command("HGETALL", holds_key(base)) for base in some]
+            first = [page_call(base, "0", PAGE) for base in some]
+            replies = self._server.run_all([*holds, *first])
+            pages = dict(zip(some, replies[len(some) :], strict=True))
+            for base, found in zip(some, replies, strict=False):
+                yield from _holds_of(base, found, int(pages[base][1]) / 1000)
+            yield from self._rest_of(pages)
+
+    def _rest_of(self, pages: Mapping[str, Sequence[str]]) -> Iterator[Lock]:
+        """Yield the locks on the first pages of registries, and those on the others."""
+        seen: set[str] = set()  # a scan may find an entry twice
+        while pages:
+            for base, (_, now, *found) in pages.items():
+                for text in found:
+                    if base + text.split(SEPARATOR, 3)[3] not in seen:
+                        seen.add(base + text.split(SEPARATOR, 3)[3])
+                        yield _lock_of(base, text, int(now) / 1000)
+            calls = {base: page_call(base, cursor, PAGE) for base, (cursor, *_) in pages.items() if cursor != "0"}
+            replies = self._server.run_all([*calls.values()]) if calls else ()
+            pages = dict(zip(calls, replies, strict=True))
+
+    def recorded(self, *bases: str) -> Iterator[tuple[Mapping[str, int], list[Lock]]]:
+        for some in _groups(bases):
+            counters = self._swept(some)
+            locks: dict[str, list[Lock]] = {task_of(base): [] for base in some}
+            for lock in self.locks(*some):
+                locks[lock.task].append(lock)
+            yield from zip(counters, locks.values(), strict=True)
 
     def count(self, base: str, counted: Mapping[str, int]) -> None:
         self._server.run(count_call(base, counted))
@@ -84,7 +106,8 @@ class RedisRecords:
         self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))
 
     def unhold(self, base: str, name: str) -> bool:
-        is_held = any(lock.key == f"{base}:lock:{name}" for lock in self._holds(base, self._now()))
+        ends = int(self._server.command("HGET", holds_key(base), name) or 0)
+        is_held = ends / 1000 > self._now()
         self._server.command("HDEL", holds_key(base), name)
         return is_held
 
@@ -95,6 +118,28 @@ class RedisRecords:
     def _now(self) -> float:
         seconds, microseconds = self._server.command("TIME")
         return int(seconds) + int(microseconds) / 1e6
+
+
+def _groups(bases: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the names that are asked about in one round trip: the server answers others after all its replies."""
+    return (bases[start : start + GROUP] for start in range(0, len(bases), GROUP))
+
+
+def _holds_of(base: str, found: Sequence[Any], now: float) -> Iterator[Lock]:
+    """Yield operators' holds."""
+    for name, ends in pairs(found):
+        remaining = int(ends) / 1000 - now
+        if remaining > 0:
+            yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
+
+
+def _lock_of(base: str, text: str, now: float) -> Lock:
+    """Return the lock that a text of `page.lua` tells of."""
+    expires, duplicates, waiting, entry = text.split(SEPARATOR, 3)
+    holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
+    missing = duplicates == "-"
+    met = 0 if missing else int(duplicates)
+    return Lock(task_of(base), f"{base}:lock:{digest}", holder, met, int(waiting), since, missing)
 
 
 def _holder_of(entry: str, now: float, expires: float) -> tuple[Holder, str, float]:

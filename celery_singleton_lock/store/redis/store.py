@@ -31,7 +31,7 @@ from celery_singleton_lock.store.redis.calls import (
     revoke_call,
     script_call,
 )
-from celery_singleton_lock.store.redis.connection import Command
+from celery_singleton_lock.store.redis.connection import Batch, Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool
 from celery_singleton_lock.store.redis.records import RedisRecords
 
@@ -125,9 +125,22 @@ class RedisStore:
         """Run a script; return the reply. `once`: it is not sent again after a connection broke."""
         deadline = self._deadline(timeout)
         try:
-            return self._pool.execute(Command("EVALSHA", call.digest, *call.texts), deadline, once)
+            return self._pool.execute(call.command(), deadline, once)
         except NoScriptError:
-            return self._pool.execute(Command("EVAL", call.script, *call.texts), deadline, once)
+            return self._pool.execute(call.command(with_text=True), deadline, once)
+
+    def run_all(self, calls: Sequence[Command]) -> list[Any]:
+        """Run scripts and commands, all of which may be sent twice, in one round trip; return the replies."""
+        deadline = self._deadline(None)
+        try:
+            return self._run_all(calls, deadline)
+        except NoScriptError:
+            return self._run_all(calls, deadline, with_text=True)
+
+    def _run_all(self, calls: Sequence[Command], deadline: float, with_text: bool = False) -> list[Any]:
+        commands = [call.command(with_text) if isinstance(call, ScriptCall) else call for call in calls]
+        replies: list[Any] = self._pool.execute(Batch(commands), deadline)
+        return replies
 
     def command(self, *words: str, timeout: float | None = None) -> Any:
         """Send a command; return the reply."""
