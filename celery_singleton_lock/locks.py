@@ -19,7 +19,7 @@ from typing import Any
 
 from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.revoking import Release, answers_of, revoke
 from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
@@ -128,7 +128,7 @@ def check(
     max_lost: float | None = None,
     no_success_for: float | None = None,
 ) -> Verdict:
-    """Compare what `stats` tells with bounds, as the command `check` does; times are in seconds.
+    """Compare what `stats` tells with bounds, and try whether the store takes writes, as `check` does; times are in seconds.
 
     Arguments:
         tasks: only these tasks or groups, which must have succeeded if `no_success_for` is given.
@@ -139,10 +139,23 @@ def check(
     """
     known = _groups(app).values()
     found = [one for name in tasks or ("",) for one in stats(app, name)]
+    refusal = ""
+    try:
+        probe(app)
+    except StoreError as error:
+        refusal = str(error)
     missing = [] if no_success_for is not None else [name for name in tasks if name not in known]
-    if missing or not found:
+    if (missing or not found) and not refusal:
         return Verdict(UNKNOWN, f"no worker has registered {', '.join(missing) or 'a task'} in this store")
-    return judge(found, Bounds(max_age, max_blocked, max_lost, no_success_for), tasks, time.time())
+    return judge(found, Bounds(max_age, max_blocked, max_lost, no_success_for), tasks, time.time(), refusal)
+
+
+def probe(app: Any) -> None:
+    """Raise `StoreError` if the store takes no writes, as one that is full, or a replica: no lock can be acquired there.
+
+    It writes a key of its own, which expires.
+    """
+    _reader(app).probe(f"{context_of(app).settings.prefix}:probe")
 
 
 def server(app: Any) -> Mapping[str, str]:

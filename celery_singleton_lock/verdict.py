@@ -59,14 +59,16 @@ _MEASURES = (
 )
 
 
-def judge(found: Sequence[Statistics], bounds: Bounds, named: Sequence[str], now: float) -> Verdict:
+def judge(found: Sequence[Statistics], bounds: Bounds, named: Sequence[str], now: float, refusal: str = "") -> Verdict:
     """Compare the statistics of tasks with the bounds.
 
     Arguments:
         named: tasks that must have succeeded, though they may never have started.
         now: seconds since 1970.
+        refusal: why the store takes no writes.
     """
-    verdict, problems, worst = Verdict(), [], [0.0] * len(_MEASURES)
+    verdict, worst = Verdict(), [0.0] * len(_MEASURES)
+    problems = [(CRITICAL, f"the store takes no writes: {refusal}")] if refusal else []
     for one in found:
         for place, value in enumerate(_values(one, one.task in named, now)):
             worst[place] = max(worst[place], value)

@@ -104,8 +104,12 @@ class LockCollector(Collector):
     def _families(self) -> Iterator[Metric]:
         begin = perf_counter()
         statistics = self._ask(locks.stats)
-        info = self._ask(locks.server) if statistics is not None else None
-        yield _family(GaugeMetricFamily, "store_up", "Whether the store answers.", statistics is not None)
+        is_up = statistics is not None
+        is_writable = is_up and self._ask(_probe) is not None
+        info = self._ask(locks.server) if is_up else None
+        yield _family(GaugeMetricFamily, "store_up", "Whether the store answers.", is_up)
+        text = "Whether the store takes a write; 0: it is full, or read-only, or does not answer."
+        yield _family(GaugeMetricFamily, "store_writable", text, is_writable)
         yield from task_families(statistics or ())
         yield from self._server_families(info or {})
         yield _family(CounterMetricFamily, "scrape_errors", "Questions that the store did not answer.", self._errors)
@@ -135,6 +139,11 @@ class LockCollector(Collector):
         if (run := info.get("run_id", "")) != self._server_run[0]:
             self._server_run = (run, float(round(time()) - int(info["uptime_in_seconds"])))
         return self._server_run[1]
+
+
+def _probe(app: Any) -> bool:
+    locks.probe(app)
+    return True
 
 
 def task_families(statistics: Iterable[Statistics]) -> Iterator[Metric]:

@@ -174,7 +174,10 @@ class RecordStore(Protocol):
         """Return the keys of the slots above the first one that holders of a signature may have."""
 
     def sweep(self, *bases: str) -> None:
-        """Count the leases that have expired as such, so that only those that exist are left in the registry."""
+        """Count the leases that have expired as such, so that only those that exist are left in the registry.
+
+        A store that takes no writes leaves it for later.
+        """
 
     def locks(self, *bases: str) -> Iterator[Lock]:
         """Yield the locks that exist, those of operators' holds included."""
@@ -196,6 +199,9 @@ class RecordStore(Protocol):
 
     def unhold(self, base: str, name: str) -> bool:
         """End a hold; tell whether there was one."""
+
+    def probe(self, key: str) -> None:
+        """Write a key that expires, to see whether the store takes writes."""
 
     def server(self) -> Mapping[str, str]:
         """Return what the server says of itself (INFO)."""

@@ -37,7 +37,10 @@ class ScriptCall(Command):
 
     def command(self, with_text: bool = False) -> Command:
         """Return what runs the script: by its digest, or with its text where the server does not know it."""
-        return Command("EVAL", self.script, *self.texts) if with_text else Command("EVALSHA", self.digest, *self.texts)
+        head = ("EVAL", self.script) if with_text else ("EVALSHA", self.digest)
+        command = Command(*head, *self.texts)
+        command.optional = self.optional
+        return command
 
 
 def script_call(
@@ -172,8 +175,10 @@ def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, histo
 
 
 def sweep_call(base: str, history: int) -> ScriptCall:
-    """Return the call that counts leases that have expired."""
-    return script_call("sweep", record_keys(base), (str(history),), _SWEPT)
+    """Return the call that counts leases that have expired. A full or read-only server refuses it, and is read all the same."""
+    call = script_call("sweep", record_keys(base), (str(history),), _SWEPT)
+    call.optional = True
+    return call
 
 
 def page_call(base: str, cursor: str, count: str) -> ScriptCall:

@@ -24,6 +24,9 @@ class Command:
     All are texts: hiredis 3.5 crashes if a signal handler raises while it packs a number.
     """
 
+    #: Whether the others of a `Batch` count though the server refuses this one, whose reply is None then.
+    optional = False
+
     def __init__(self, *words: str) -> None:
         self.texts = words
 
@@ -37,7 +40,7 @@ class Command:
 
 
 class Batch(Command):
-    """Several commands that are sent together; the reply is the list of theirs, or the first error of one."""
+    """Several commands that are sent together; the reply is the list of theirs, or the first error of one that counts."""
 
     def __init__(self, commands: Sequence[Command]) -> None:
         super().__init__()
@@ -48,10 +51,10 @@ class Batch(Command):
 
     def reply(self, connection: Any) -> Any:
         replies = [_reply_or_error(command, connection) for command in self._commands]  # else some would stay unread
-        for reply in replies:
-            if isinstance(reply, Exception):
+        for command, reply in zip(self._commands, replies, strict=True):
+            if isinstance(reply, exceptions.NoScriptError) or (isinstance(reply, Exception) and not command.optional):
                 raise reply
-        return replies
+        return [None if isinstance(reply, Exception) else reply for reply in replies]
 
 
 def _reply_or_error(command: Command, connection: Any) -> Any:

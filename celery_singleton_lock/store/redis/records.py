@@ -14,6 +14,8 @@ from celery_singleton_lock.store.redis.connection import Command
 
 #: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
 PAGE = "100"
+#: Milliseconds until what `probe` has written is gone.
+PROBE_TTL = "60000"
 #: How many task names are asked about in one round trip. The server may run all its calls before those of others.
 GROUP = 20
 
@@ -110,6 +112,9 @@ class RedisRecords:
         is_held = ends / 1000 > self._now()
         self._server.command("HDEL", holds_key(base), name)
         return is_held
+
+    def probe(self, key: str) -> None:
+        self._server.command("SET", key, "", "PX", PROBE_TTL)
 
     def server(self) -> Mapping[str, str]:
         lines = str(self._server.command("INFO")).splitlines()
