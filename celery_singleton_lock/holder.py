@@ -18,6 +18,8 @@ class Holder:
         remaining: seconds until the lease expires unless it is renewed.
         fence: number of the lease, which only grows from lease to lease of a task name or group; 0 if it is not known.
         state: `"running"` while a body runs, `"queued"` while the message waits, or `"held"` without either.
+        by: who has set an operator's hold.
+        reason: why.
     """
 
     task_id: str = ""
@@ -27,6 +29,8 @@ class Holder:
     remaining: float = 0.0
     fence: int = 0
     state: str = "running"
+    by: str = ""
+    reason: str = ""
 
     @property
     def is_operators_hold(self) -> bool:
@@ -39,7 +43,9 @@ class Holder:
 
     def __str__(self) -> str:
         if self.is_operators_hold:
-            return f"an operator's hold (expires in {self.remaining:.1f} s)"
+            known = [f"by {self.by}"] * bool(self.by) + [self.reason] * bool(self.reason)
+            since = [f"for {self.age:.1f} s"] * bool(known)
+            return f"an operator's hold ({', '.join([*known, *since, f'expires in {self.remaining:.1f} s'])})"
         task = f"task {self.task_id}" if self.task_id else "another task"
         if self.state == "running" and not self.node:  # nothing else is known
             return task

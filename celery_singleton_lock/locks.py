@@ -11,7 +11,10 @@ Records are kept while `singleton_lock_stats` is on.
 
 from __future__ import annotations
 
+import getpass
+import os
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +25,11 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.revoking import Release, answers_of, revoke
 from celery_singleton_lock.signature.canonical import escaped
-from celery_singleton_lock.store.records import WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
+from celery_singleton_lock.store.records import SEPARATOR, WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
 from celery_singleton_lock.verdict import UNKNOWN, Bounds, Verdict, judge
 
+#: How many characters the author and the reason of a hold may have.
+LONGEST_TEXT = 200
 #: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a hold of the whole task.
 _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)}")
 
@@ -32,16 +37,21 @@ _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)
 
 
 def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequence[Lock]:
-    """Return the locks that exist, in no order, those of operators' holds included.
+    """Return operators' holds, and then the other locks that exist, in no order.
 
     Arguments:
         task: only of this task or group.
         node: only held on this worker node.
-        min_age: only held for at least so many seconds.
+        min_age: only held for at least so many seconds, and all operators' holds.
     """
     records = _records(app)
     found = records.locks(*(_base(app, name) for name in _names(app, task)))
-    return [one for one in found if one.exists and one.holder.age >= min_age and node in ("", one.holder.node)]
+    chosen = [one for one in found if one.exists and _is_old(one, min_age) and node in ("", one.holder.node)]
+    return sorted(chosen, key=lambda one: not one.holder.is_operators_hold)
+
+
+def _is_old(lock: Lock, min_age: float) -> bool:
+    return lock.holder.age >= min_age or lock.holder.is_operators_hold
 
 
 def tasks(app: Any) -> Sequence[str]:
@@ -98,7 +108,10 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
 def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -> Statistics:
     states: Counter[str] = Counter()
     oldest, blocked = 0.0, 0
+    holds = [lock.since for lock in locks if lock.holder.is_operators_hold]
     for lock in locks:
+        if lock.holder.is_operators_hold:
+            continue
         if lock.missing and lock.holder.state == "held":  # a hold that is over, and no lease
             continue
         if lock.missing:
@@ -108,7 +121,7 @@ def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -
         blocked = max(blocked, lock.duplicates)
         if lock.holder.state == "running":
             oldest = min(oldest or lock.since, lock.since)
-    return Statistics(name, counters, dict(states), oldest, blocked)
+    return Statistics(name, counters, dict(states), oldest, blocked, len(holds), min(holds, default=0.0))
 
 
 def history(app: Any, task: str) -> Sequence[Run]:
@@ -222,24 +235,40 @@ def release_all(
     return done
 
 
-def hold(app: Any, seconds: float, key: str = "", task: str = "") -> str:
+def hold(app: Any, seconds: float, key: str = "", task: str = "", reason: str = "", by: str = "") -> str:
     """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
 
     Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task. What waited
     in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold. The key of a slot stands
     for all slots of its signature. Returns the key under which `list` shows the hold.
 
+    Arguments:
+        reason: why; others are shown it.
+        by: who holds it; the user and the host of this process, if nobody is named.
+
     Raises:
-        ConfigurationError: neither or both of key and task are given, no worker has registered the task, or the time is not above
-            0, or above a year.
+        ConfigurationError: neither or both of key and task are given, no worker has registered the task, the time is not above 0,
+            or above a year, or a text has more than 200 characters.
     """
     if not 0 < seconds <= LONGEST:
         raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
+    for what, text in (("reason", reason), ("author", by)):
+        if len(text) > LONGEST_TEXT or SEPARATOR in text:
+            raise ConfigurationError(f"the {what} of a hold has more than {LONGEST_TEXT} characters, or U+001F")
     base, name = _held(app, key, task)
     if (owner := task_of(base)) not in _groups(app).values():
         _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the hold
-    _reader(app).hold(base, name, seconds)
+    _reader(app).hold(base, name, seconds, by or this_user(), reason)
     return f"{base}:lock:{name}"
+
+
+def this_user() -> str:
+    """Return the user and the host of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container may not know the name of its user
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def unhold(app: Any, key: str = "", task: str = "") -> bool:

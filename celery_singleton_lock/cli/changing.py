@@ -87,9 +87,11 @@ def _tell(one: Release, prefix: str = "") -> None:
 @click.argument("key", required=False, default="")
 @task_option("All locks of")
 @option("--for", "seconds", type=Duration(zero=False), required=True, help="How long: 45s, 30m, 2h, 1d.")
+@option("--reason", default="", metavar="TEXT", help="Why; whoever meets the hold is shown it.")
+@option("--by", default=locks.this_user, show_default="user@host", metavar="NAME", help="Who holds it.")
 @as_json
 @click.pass_obj
-def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> None:
+def hold(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str, as_json: bool) -> None:
     """Let no body start under this KEY, or of a task, for so long. Bodies that run go on, and are counted.
 
     With lock_limit, the KEY of a slot stands for all slots of its signature.
@@ -97,7 +99,7 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
     Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
     """
     _refuse_both(key, task)
-    held = locks.hold(obj.app, seconds, key, task)
+    held = locks.hold(obj.app, seconds, key, task, reason, by)
     running: int | None = None
     if key or keeps_records(obj.app):
         found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
@@ -106,7 +108,8 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, as_json: bool) -> Non
     until = time.time() + seconds
     if as_json:
         name = task or task_of(held.rpartition(":lock:")[0])
-        return print_json({"key": held, "task": name, "seconds": seconds, "until": until, "running": running})
+        told = {"key": held, "task": name, "seconds": seconds, "until": until, "running": running}
+        return print_json({**told, "by": by, "reason": reason})
     click.echo(
         f"{task or held} is held for {duration_text(seconds)}, until {time_text(until)}; bodies that still run: {count}"
     )

@@ -78,7 +78,9 @@ def lock_filters(command: Command) -> Command:
     """Add the options that choose locks, and sort them."""
     for add in (
         option("--sort", type=click.Choice([*SORTS]), default="age", show_default=True, help="Numbers: highest first."),
-        option("--min-age", type=DURATION, default="0", help="Only locks held for at least so long: 45s, 30m, 2h, 1d."),
+        option(
+            "--min-age", type=DURATION, default="0", help="Only locks held for so long: 45s, 30m, 2h, 1d; and holds."
+        ),
         node_option("Only locks held on"),
         task_option("Only locks of"),
     ):
@@ -100,8 +102,9 @@ SORTS: dict[str, Callable[[Any], Any]] = {
 
 
 def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> list[Any]:
-    """Return the locks that the options of `lock_filters` choose."""
-    return sorted(locks.list(app, task, node, min_age), key=SORTS[sort])
+    """Return the locks that the options of `lock_filters` choose, operators' holds first."""
+    found = locks.list(app, task, node, min_age)
+    return sorted(found, key=lambda lock: (not lock.holder.is_operators_hold, SORTS[sort](lock)))
 
 
 def keeps_records(app: Any) -> bool:

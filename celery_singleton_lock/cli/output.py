@@ -41,10 +41,12 @@ def print_table(head: Sequence[str], rows: Rows) -> None:
 def lock_row(lock: Any) -> Sequence[str]:
     """Return the cells of a lock under `LOCK_HEAD`."""
     holder = lock.holder
-    age = duration_text(holder.age) if lock.since else ""  # it is not known of an operator's hold
+    times = duration_text(holder.age), duration_text(holder.remaining)
+    if holder.is_operators_hold:  # nothing is counted
+        who = f"{holder.by}: {holder.reason}" if holder.reason else holder.by
+        return lock.task, holder.state, *times, "", "", who, "", lock.key
     counts = f"{lock.duplicates}", f"{lock.waiting}"
-    ttl = duration_text(holder.remaining)
-    return lock.task, holder.state, age, ttl, *counts, holder.node, holder.task_id, lock.key
+    return lock.task, holder.state, *times, *counts, holder.node, holder.task_id, lock.key
 
 
 def table_text(head: Sequence[str], rows: Rows) -> str:

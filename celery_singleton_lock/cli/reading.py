@@ -9,7 +9,7 @@ import click
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import time_text
 from celery_singleton_lock.cli.group import as_json, chosen_locks, lock_filters, singleton, task_option, warn_if_unknown
-from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table
+from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table, printable
 from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.store.records import Run, Statistics
 
@@ -52,8 +52,9 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
         print_json([lock.as_dict() for lock in found])
     for lock in () if as_json else found:
         name = "" if lock.key == key else f"{lock.key} is "
-        counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}" if lock.since else ""
-        click.echo(f"{name}held by {lock.holder}{counts}")
+        counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}"
+        is_counted = lock.since and not lock.holder.is_operators_hold
+        click.echo(f"{name}held by {printable(f'{lock.holder}')}{counts if is_counted else ''}")
     if not found and ":lock:" not in key:
         warn_if_unknown(obj.app, "")
     if not (found or as_json):
@@ -83,7 +84,7 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
 
 
 def _counters(one: Statistics) -> list[tuple[str, Any]]:
-    now = [(f"now:{state}", count) for state, count in sorted(one.states.items())]
+    now = [(f"now:{state}", count) for state, count in sorted({**one.states, "operators_holds": one.holds}.items())]
     times = [(name, time_text(one.counters.get(name, 0) / 1000)) for name in ("last_start", "last_success")]
     return [
         *now,

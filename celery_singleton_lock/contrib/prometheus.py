@@ -67,6 +67,12 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Statistics], float]]] = (
         "When the oldest lease of a running body was granted; 0: there is none.",
         lambda one: one.oldest,
     ),
+    ("operator_holds", "Holds that operators have set.", lambda one: one.holds),
+    (
+        "oldest_operator_hold_start_timestamp_seconds",
+        "When the oldest hold of an operator was set; 0: there is none.",
+        lambda one: one.oldest_hold,
+    ),
     (
         "last_start_timestamp_seconds",
         "When a body last started; 0: never.",

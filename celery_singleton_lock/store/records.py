@@ -62,7 +62,7 @@ class Lock:
         holder: who holds it.
         duplicates: how many duplicates the holder has met.
         waiting: how many messages wait in line for it.
-        since: when it was granted, in seconds since 1970, by the store's clock; 0 for an operator's hold.
+        since: when it was granted, or the hold was set, in seconds since 1970, by the store's clock.
         missing: whether its key is not in the store, or is another lease's: it counts as expired when its time is over.
     """
 
@@ -127,10 +127,12 @@ class Statistics:
     Arguments:
         task: the task name, or the lock group.
         counters: see `locks.stats`.
-        states: how many locks are `running`, `queued` and `held` now, and `missing`: leases whose key is not in the store, which
-            count as expired soon.
+        states: how many locks are `running`, `queued` and `held` (by `lock_at_least`) now, and `missing`: leases whose key is not
+            in the store, which count as expired soon.
         oldest: when the oldest of the running ones was granted, in seconds since 1970; 0 if there is none.
         blocked: the most duplicates that one of the present holders has met.
+        holds: how many holds of operators there are.
+        oldest_hold: when the oldest of them was set, in seconds since 1970; 0 if there is none.
     """
 
     task: str
@@ -138,6 +140,8 @@ class Statistics:
     states: Mapping[str, int] = field(default_factory=dict)
     oldest: float = 0.0
     blocked: int = 0
+    holds: int = 0
+    oldest_hold: float = 0.0
 
     def sum(self, name: str) -> int:
         """Return the sum of a counter over all its labels: `sum("released")` of `released:success` and the others."""
@@ -194,7 +198,7 @@ class RecordStore(Protocol):
     def history(self, base: str) -> list[Run]:
         """Return the last runs, the newest first."""
 
-    def hold(self, base: str, name: str, seconds: float) -> None:
+    def hold(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
         """Have no body start for so long: of a signature's digest, or of `WHOLE_TASK`."""
 
     def unhold(self, base: str, name: str) -> bool:

@@ -453,12 +453,9 @@ def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
         assert None is env.get(env.job("callable").delay(other)), "skipped, as the holder has no task id"
         key = env.key("callable", other)
         shown, listed = celery("singleton", "show", key), celery("singleton", "list", "--task", "job.callable")
-        assert "held by an operator's hold (expires in " in shown.stdout
-        assert ("held", "-", "1h59m") == (
-            (found := row(listed, key.rpartition(":")[0] + ":*"))["STATE"],
-            found["AGE"],
-            found["TTL"],
-        )
+        assert "held by an operator's hold (by " in shown.stdout
+        found = row(listed, key.rpartition(":")[0] + ":*")
+        assert ("held", "1h59m", locks.this_user()) == (found["STATE"], found["TTL"], found["NODE"])
         unheld = celery("singleton", "unhold", key)
         whole = key.rpartition(":")[0] + ":*"
         assert f"{key} was not held by an operator\nbut its whole task is: {whole}\n" == unheld.stdout
@@ -486,7 +483,8 @@ def test_hold_key(env: WorkerEnvironment, quick: Quick) -> None:
     held = quick("hold", env.key(), "--for", "1h", "--json")
     told = json.loads(held.output)
     assert before + 3599 < told.pop("until") < time.time() + 3601
-    assert {"key": env.key(), "task": "job.skip", "seconds": 3600.0, "running": 0} == told
+    named = {"by": locks.this_user(), "reason": ""}
+    assert {"key": env.key(), "task": "job.skip", "seconds": 3600.0, "running": 0, **named} == told
     assert None is env.get(env.job("skip").delay(env.tag))
     assert "done" == env.get(env.job("skip").delay(env.other_tag("other")))
     assert 0 == quick("unhold", env.key()).exit_code

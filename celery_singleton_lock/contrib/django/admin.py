@@ -6,7 +6,6 @@ They are a client of `celery_singleton_lock.locks`, for Celery's current app, as
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from celery import current_app
@@ -23,6 +22,11 @@ from celery_singleton_lock.contrib.django.rows import contains, row_of, row_of_r
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 
 Found = TypeVar("Found")
+
+
+def _holds_first(lock: Any) -> Any:
+    return not lock.holder.is_operators_hold, lock.since
+
 
 #: What the names of our URLs begin with; Django's own pages link to `…_changelist`.
 NAME = "celery_singleton_lock_lock"
@@ -71,7 +75,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         self._require(self._has(request, "view"))
         app = current_app._get_current_object()
         task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
-        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=attrgetter("since"))))
+        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=_holds_first)))
         tasks, found = read or ((), [])
         wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
         page = Paginator(wanted, self.list_per_page).get_page(request.GET.get("p"))

@@ -6,10 +6,11 @@
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
 --       6 revoked: sorted set of token -> time (ms) until which it counts as revoked
---       7 holds: hash of an operator's holds: a signature's digest, or '*' for the task name -> until when (ms) nobody starts
+--       7 holds: hash of operators' holds: a signature's digest, or '*' for the task name -> until when (ms) nobody starts; and with
+--         ':about' after that -> since when (ms), by whom, why
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice
--- Returns {'granted', fence} | {'held', task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
+-- Returns {'granted', fence} | {'held' (of an operator's hold, by whom and why as the node), task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
 --@counted
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
@@ -20,17 +21,20 @@ local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'sin
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 --@entry
-local hold_left = 0 -- how long (ms) a free or reserved lock stays an operator's
+local hold_left, hold_about = 0, nil -- how long (ms) a free or reserved lock stays an operator's; since when, by whom, why
 if redis.call('EXISTS', KEYS[7]) == 1 and (not owner or string.sub(owner, 1, 7) == 'queued:') then
-  local holds = redis.call('HMGET', KEYS[7], '*', string.match(KEYS[1], '.*:lock:([^:]*)'))
+  local digest = string.match(KEYS[1], '.*:lock:([^:]*)')
+  local holds = redis.call('HMGET', KEYS[7], '*', digest, '*:about', digest .. ':about')
   hold_left = math.max(0, (holds[1] or 0) - now, (holds[2] or 0) - now)
+  hold_about = (holds[1] or 0) + 0 >= (holds[2] or 0) + 0 and holds[3] or holds[4]
 end
 if hold_left > 0 then
   if owner == 'queued:' .. ARGV[3] then -- its message does not start
     redis.call('DEL', KEYS[1])
     --@freed
   end
-  owner, fence, holder = '', '0', {'', '', '', '0', now, '0', 'held'}
+  local since, about = string.match(hold_about or '', '^(%d+)\31(.*)')
+  owner, fence, holder = '', '0', {'', '', about or '', '0', since or now, '0', 'held'}
 end
 --@line
 if owner and owner ~= ARGV[1] then

@@ -14,6 +14,8 @@ from celery_singleton_lock.store.redis.connection import Command
 
 #: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
 PAGE = "100"
+#: What the name of a hold is followed by in the field that says since when, by whom and why.
+_ABOUT = ":about"
 #: Milliseconds until what `probe` has written is gone.
 PROBE_TTL = "60000"
 #: How many task names are asked about in one round trip. The server may run all its calls before those of others.
@@ -104,13 +106,13 @@ class RedisRecords:
         runs = [run_of(base, one) for one in found]
         return sorted(runs, key=lambda run: run.ended, reverse=True)  # an expired one is noted late
 
-    def hold(self, base: str, name: str, seconds: float) -> None:
-        self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds))))
+    def hold(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
+        self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds), f"{by}{SEPARATOR}{reason}")))
 
     def unhold(self, base: str, name: str) -> bool:
         ends = int(self._server.command("HGET", holds_key(base), name) or 0)
         is_held = ends / 1000 > self._now()
-        self._server.command("HDEL", holds_key(base), name)
+        self._server.command("HDEL", holds_key(base), name, name + _ABOUT)
         return is_held
 
     def probe(self, key: str) -> None:
@@ -132,10 +134,21 @@ def _groups(bases: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def _holds_of(base: str, found: Sequence[Any], now: float) -> Iterator[Lock]:
     """Yield operators' holds."""
-    for name, ends in pairs(found):
-        remaining = int(ends) / 1000 - now
+    fields = dict(pairs(found))
+    for name, ends in fields.items():
+        remaining = 0.0 if name.endswith(_ABOUT) else int(ends) / 1000 - now
         if remaining > 0:
-            yield Lock(task_of(base), f"{base}:lock:{name}", Holder(remaining=remaining, state="held"))
+            since, _, about = fields.get(name + _ABOUT, "0").partition(SEPARATOR)
+            granted, (by, reason) = int(since) / 1000, told_of_hold(about)
+            age = max(0.0, now - granted)
+            holder = Holder(age=age, remaining=remaining, state="held", by=by, reason=reason)
+            yield Lock(task_of(base), f"{base}:lock:{name}", holder, since=granted)
+
+
+def told_of_hold(text: str) -> tuple[str, str]:
+    """Return who has set a hold, and why."""
+    by, _, reason = text.partition(SEPARATOR)
+    return by, reason
 
 
 def _lock_of(base: str, text: str, now: float) -> Lock:
