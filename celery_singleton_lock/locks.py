@@ -107,7 +107,8 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
 
 def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -> Statistics:
     states: Counter[str] = Counter()
-    oldest, blocked = 0.0, 0
+    since: dict[str, float] = {}
+    blocked = 0
     holds = [lock.since for lock in locks if lock.holder.is_operators_hold]
     for lock in locks:
         if lock.holder.is_operators_hold:
@@ -117,11 +118,12 @@ def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -
         if lock.missing:
             states["missing"] += 1
             continue
-        states[lock.holder.state] += 1
+        state = lock.holder.state
+        states[state] += 1
         blocked = max(blocked, lock.duplicates)
-        if lock.holder.state == "running":
-            oldest = min(oldest or lock.since, lock.since)
-    return Statistics(name, counters, dict(states), oldest, blocked, len(holds), min(holds, default=0.0))
+        since[state] = min(since.get(state, lock.since), lock.since)
+    oldest = since.get("running", 0.0), blocked, since.get("queued", 0.0)
+    return Statistics(name, counters, dict(states), *oldest, len(holds), min(holds, default=0.0))
 
 
 def history(app: Any, task: str) -> Sequence[Run]:

@@ -67,6 +67,11 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Statistics], float]]] = (
         "When the oldest lease of a running body was granted; 0: there is none.",
         lambda one: one.oldest,
     ),
+    (
+        "oldest_reservation_start_timestamp_seconds",
+        "When the oldest lock was acquired of a message that waits for a worker; 0: there is none.",
+        lambda one: one.oldest_reservation,
+    ),
     ("operator_holds", "Holds that operators have set.", lambda one: one.holds),
     (
         "oldest_operator_hold_start_timestamp_seconds",
@@ -111,14 +116,15 @@ class LockCollector(Collector):
         begin = perf_counter()
         statistics = self._ask(locks.stats)
         is_up = statistics is not None
+        self._errors += not is_up
         is_writable = is_up and self._ask(_probe) is not None
-        info = self._ask(locks.server) if is_up else None
+        info = self._ask(locks.server) if is_up else None  # which the login may not be allowed to ask
         yield _family(GaugeMetricFamily, "store_up", "Whether the store answers.", is_up)
         text = "Whether the store takes a write; 0: it is full, or read-only, or does not answer."
         yield _family(GaugeMetricFamily, "store_writable", text, is_writable)
         yield from task_families(statistics or ())
         yield from self._server_families(info or {})
-        yield _family(CounterMetricFamily, "scrape_errors", "Questions that the store did not answer.", self._errors)
+        yield _family(CounterMetricFamily, "scrape_errors", "Scrapes that got no answer of the store.", self._errors)
         text = "How long the last scrape took."
         yield _family(GaugeMetricFamily, "scrape_duration_seconds", text, perf_counter() - begin)
         build = {"version": version("celery_singleton_lock")}
@@ -128,7 +134,6 @@ class LockCollector(Collector):
         try:
             return question(self._app)
         except StoreError as error:
-            self._errors += 1
             logger.warning("the store of locks: %s", error)
             return None
 

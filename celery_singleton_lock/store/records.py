@@ -131,6 +131,7 @@ class Statistics:
             in the store, which count as expired soon.
         oldest: when the oldest of the running ones was granted, in seconds since 1970; 0 if there is none.
         blocked: the most duplicates that one of the present holders has met.
+        oldest_reservation: when the oldest of the queued ones was acquired, as `oldest`.
         holds: how many holds of operators there are.
         oldest_hold: when the oldest of them was set, in seconds since 1970; 0 if there is none.
     """
@@ -140,6 +141,7 @@ class Statistics:
     states: Mapping[str, int] = field(default_factory=dict)
     oldest: float = 0.0
     blocked: int = 0
+    oldest_reservation: float = 0.0
     holds: int = 0
     oldest_hold: float = 0.0
 
