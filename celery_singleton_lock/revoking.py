@@ -13,6 +13,8 @@ from celery_singleton_lock.store.records import Lock
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
+#: It was not asked, as the broker could not be reached.
+UNREACHABLE = "unreachable"
 #: Seconds in which a worker has surely heard from its process that it has begun a task.
 _UNHEARD = 5.0
 
@@ -26,8 +28,8 @@ class Release:
             it; `"changed"`, if the holder's lease ended meanwhile, or another task holds it.
         key: of the lock.
         holder: who held it.
-        answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`).
-            It is not asked if no body runs, and the text is empty then.
+        answer: what the holder's node said: it runs this task (`"running"`), it does not (`"unknown"`), or nothing (`"silent"`);
+            `"unreachable"`: it was not asked, as the broker could not be reached. Empty: it was not asked, as no body runs.
         others: if nobody held it: what else keeps a task with this key from starting.
     """
 
@@ -56,6 +58,7 @@ class Release:
             RUNNING: f"{self.holder.node} runs this task",
             UNKNOWN: f"{self.holder.node} does not run this task",
             SILENT: f"{self.holder.node} did not answer",
+            UNREACHABLE: f"the broker could not be reached, so {self.holder.node} was not asked",
             "": f"no body ran ({self.holder.state})",
         }[self.answer]
         return f"{self.outcome}: {said}; held by {self.holder}"
@@ -69,6 +72,8 @@ def answers_of(app: Any, holders: Sequence[Holder], timeout: float) -> list[str]
     for holder in holders:
         if holder.state != "running":
             answers.append("")
+        elif known is None:
+            answers.append(UNREACHABLE)
         elif holder.node not in known:
             answers.append(SILENT)
         else:
@@ -86,17 +91,20 @@ def _runs(holder: Holder, known: Sequence[tuple[str, int | None]]) -> bool:
     return any((holder.task_id, pid) in known for pid in processes)
 
 
-def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, list[tuple[str, int | None]]]:
-    """Return the id and the process of each task that nodes have received or run under locks, of the nodes that answer."""
-    replies: Any = ()
+def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, list[tuple[str, int | None]]] | None:
+    """Return the id and the process of each task that nodes have received or run under locks, of the nodes that answer.
+
+    None: the broker could not be reached.
+    """
     try:
         with app.connection_for_write() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0)
-            replies = app.control.broadcast(
+            replies: Any = app.control.broadcast(
                 "singleton_locks", destination=nodes, reply=True, timeout=timeout, connection=connection
             )
     except Exception as error:  # the broker
         logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
+        return None
     known: dict[str, list[tuple[str, int | None]]] = {}
     for node, tasks in [item for reply in replies or () for item in reply.items()]:  # two workers may have one name
         if not isinstance(tasks, Mapping):  # the error of a worker without this command
@@ -107,7 +115,7 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
 def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bool) -> Release:
     """Revoke a lock if its node's answer allows that, or with `force`; return what became of it."""
     assert asked.holder
-    if asked.answer in (RUNNING, SILENT) and not force:
+    if asked.answer in (RUNNING, SILENT, UNREACHABLE) and not force:
         return replace(asked, outcome="refused")
     if dry_run:
         return replace(asked, outcome="would be released")

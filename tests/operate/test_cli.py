@@ -376,10 +376,10 @@ def test_worker_that_does_not_answer(env: WorkerEnvironment, celery: Run) -> Non
 
 @one_pool
 def test_broker_away(env: WorkerEnvironment, celery: Run) -> None:
-    """Without the broker no worker answers, and the command does not wait for it."""
+    """Without the broker no worker is asked, and the command does not wait for one."""
     key = leave_lock(env, env.worker.hostname())
     done = celery("singleton", "release", key, broker=f"redis://127.0.0.1:{free_port()}/0")
-    assert f"refused: {env.worker.hostname()} did not answer; " in done.stdout
+    assert "refused: the broker could not be reached, so " in done.stdout
     assert f"{env.worker.hostname()} could not be asked: " in done.stderr
     assert 0 == answered(env, celery, "singleton", "release", key).returncode
 

@@ -465,6 +465,18 @@ def test_store_away(site: Site, line: str, said: str) -> None:
             assert said in client.get("/admin/").text
 
 
+def test_broker_away(site: Site) -> None:
+    """Without the broker, the page does not blame the worker, and offers to ask again instead of a release."""
+    path = site.project.directory / "shop" / f"{secrets.token_hex(4)}.py"
+    path.write_text(f"from shop.settings import *\nCELERY_BROKER_URL = 'redis://127.0.0.1:{free_port()}/0'\n")
+    key = site.leave_lock("worker-1@local")
+    with served(site.project, f"shop.{path.stem}") as address:
+        page = WebClient(address, "root", PASSWORD).post(RELEASE, key=key)
+    assert (200, True) == (page.status, "The broker could not be reached, so the worker was not asked." in page.text)
+    assert (True, False, False) == tuple(text in page.text for text in (">Ask again<", "did not answer", ">Release it"))
+    assert locks.show(site.app, key)
+
+
 # -- the project -------------------------------------------------------------------------------
 
 
