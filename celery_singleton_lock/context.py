@@ -11,9 +11,11 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.outage import Outages
 from celery_singleton_lock.renewal.body import BodyRenewal
+from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.protocol import LockStore
+from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.tally import Tally
 
 
@@ -33,12 +35,24 @@ class ProcessContext:
         self.store = store or open_store(settings, limit)
         self.callbacks = CallbackRunner()
         self.tally = Tally()
-        self.events = EventLogger(self.callbacks, self.tally, self.report_counts)
+        self.outages = Outages(self._write, self.callbacks.call)
+        self.events = EventLogger(self.callbacks, self.tally, self.report_counts, self.outages)
+        self._watch = BackgroundLoop(self.outages.look, self.events.loop_failed)
+        self.outages.wake = self._watch.wake
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
         self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
         self.supervisor: Any = None
+
+    def _write(self) -> None:
+        """Write a note that expires, to learn whether the store takes writes: one that is full, or a replica, answers reads."""
+        store = self.store.clone()  # greenlets and a thread cannot share a connection
+        note = LeaseRequest(f"{self.settings.prefix}:{{}}", "", "", 1.0, "outage")
+        try:
+            store.record_outcome(note, success=True)
+        finally:
+            store.close()
 
     def report_counts(self, base: str) -> None:
         """Take what this process has counted of a task to the store now; if that fails, the next acquire does."""
@@ -52,6 +66,7 @@ class ProcessContext:
     def end(self) -> None:
         """End the threads of a context that no body uses any more, and close its connections."""
         self.renewer.end()
+        self._watch.end()
         self.callbacks.end()
         self._renewal_store.close()
         self.store.close()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import Lease, LeaseState
-from celery_singleton_lock.log import about, logger
+from celery_singleton_lock.log import TaskLog, about, logger
 from celery_singleton_lock.native import CallbackRunner
+from celery_singleton_lock.outage import Limit, Outages
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import task_of
 from celery_singleton_lock.tally import Tally
@@ -23,47 +25,64 @@ def send(signal: Any, task: Any, **named: Any) -> None:
         signal.send(sender=task, **named)
 
 
+_WHERE = "on %s (pid %d)"
+
+
 class EventLogger:
-    """Reports renewal, and counts it. Log handlers and receivers run apart from the renewal thread, so they cannot delay it."""
+    """Reports renewal, and counts it. Log handlers and receivers run apart from the renewal thread, so they cannot delay it.
+
+    Of the WARNINGs about single leases, a few are written in a minute. Others have level DEBUG.
+    """
 
     def __init__(
         self,
         callbacks: CallbackRunner,
         tally: Tally | None = None,
         report_counts: Callable[[str], None] = lambda base: None,
+        outages: Outages | None = None,
     ) -> None:
         self._callbacks = callbacks
         self._tally = tally or Tally()
         self._report_counts = report_counts  # of the task whose keys start with this
+        self.outages = outages or Outages(lambda: None, callbacks.call)
+        self._limit = Limit()
 
     def renewed(self, state: LeaseState) -> None:
         self._tally.count(state.request.base, "renewals")
         if signals.lock_renewed.receivers:
             self._report(_send_for, signals.lock_renewed, state)
 
-    def not_renewed(self, leases: Sequence[LeaseState]) -> None:
+    def not_renewed(self, leases: Sequence[LeaseState], error: StoreError) -> None:
+        if isinstance(error, StoreUnavailable):
+            self.outages.failed(error)
         self._tally.count(leases[0].request.base, "store_errors:renew")
         for state in leases:
             self._tally.count(state.request.base, "renewal_failures")
 
     def lost(self, state: LeaseState, reason: str = "expired") -> None:
         self._tally.count(state.request.base, f"lost:{reason}")
-        self._report(_log, state, "lost its lock and is still running (%s)", reason)
+        self.outages.lost(state)
+        self._report(self._log, state, "lost its lock and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
         self._report(self._report_counts, state.request.base)
         if state.sends_events:
             self._report(_send_event, state, reason)
 
+    def learned(self, state: LeaseState, was_alone: bool) -> None:
+        """Note whether another task had the lock of a lease that was lost, as far as the store has told."""
+        self.outages.found(state, was_alone)
+
     def replaced(self, state: LeaseState) -> None:
-        self._report(_log, state, "is to stop, as a newer message replaces it; it keeps its lock until it ends")
+        self._report(self._log, state, "is to stop, as a newer message replaces it; it keeps its lock until it ends")
         self._report(_send_for, signals.lock_lost, state)
 
     def reacquired(self, state: LeaseState) -> None:
-        self._report(_log, state, "reacquired its lock, which was missing from the store")
+        self._report(self._log, state, "reacquired its lock, which was missing from the store")
         self._report(self._report_counts, state.request.base)  # it may have been lost while the store was unreachable
 
     def unreachable(self, state: LeaseState, error: StoreError) -> None:
-        self._report(_log, state, "could not renew its lock: %s", error)
+        text = f"{_WHERE} could not renew its lock: %s"
+        self._report(self.outages.log, _about(state), text, error, state.request.node, state.request.pid)
         self._report(
             send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
         )
@@ -74,6 +93,10 @@ class EventLogger:
         else:
             log = about(task_of(request.base), request.task_id, request.lock)
             self._report(log.error, "could not release its lock, and leaves it to expire: %s", error)
+
+    def _log(self, state: LeaseState, text: str, *more: object) -> None:
+        level = logging.WARNING if self._limit.allows() else logging.DEBUG
+        _about(state).log(level, f"{_WHERE} {text}", state.request.node, state.request.pid, *more)
 
     def _report(self, call: Callable[..., object], *args: Any, **named: Any) -> None:
         with suppress(Exception):
@@ -91,7 +114,5 @@ def _send_event(state: LeaseState, reason: str) -> None:
         dispatcher.send("task-singleton-lost", **fields)
 
 
-def _log(state: LeaseState, text: str, *more: object) -> None:
-    request = state.request
-    log = about(state.task, request.task_id, request.lock)
-    log.warning(f"on %s (pid %d) {text}", request.node, request.pid, *more)
+def _about(state: LeaseState) -> TaskLog:
+    return about(state.task, state.request.task_id, state.request.lock)

@@ -86,10 +86,11 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     except StoreError as error:
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
-        about(task, wanted.task_id, wanted.lock).warning(text, error)
+        context.outages.log(about(task, wanted.task_id, wanted.lock), text, error)
         note_failure(task, wanted, "acquire", error)
         if fails:
             raise
+        context.outages.count("without")
         return None
     return result.holder if result.status is AcquireStatus.HELD else None
 
@@ -121,7 +122,8 @@ def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
     try:
         _release(task, config, wanted)
     except StoreError as error:  # it expires
-        about(task, wanted.task_id, wanted.lock).warning("could not release its reservation: %s", error)
+        log = about(task, wanted.task_id, wanted.lock)
+        context_of(task.app).outages.log(log, "could not release its reservation: %s", error)
         note_failure(task, wanted, "release", error)
 
 

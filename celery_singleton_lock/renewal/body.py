@@ -35,6 +35,8 @@ class BodyRenewal:
             return
         if result in (RenewResult.RENEWED, RenewResult.STOP):
             lease.renewed(sent_at)
+            if lease.lost:
+                self._events.learned(lease, was_alone=True)
             self._events.renewed(lease)
             if result is RenewResult.STOP:
                 self._stop(lease)
@@ -52,7 +54,7 @@ class BodyRenewal:
         it does not count as a failed renewal where the supervisor renews as well, for at most one TTL.
         """
         time = self._clock()
-        self._events.not_renewed(leases)
+        self._events.not_renewed(leases, error)
         for lease in leases:
             ttl = lease.request.ttl
             starved = lease.request.supervised and time - sent_at > ttl / 3
@@ -98,7 +100,9 @@ class BodyRenewal:
             return
         if result in (RenewResult.RENEWED, RenewResult.LOST):
             lease.renewed(sent_at)
-        if result is not RenewResult.RENEWED:
+        if result is RenewResult.RENEWED:
+            self._events.learned(lease, was_alone=True)
+        else:
             self._superseded(lease, result)
         if is_new and not lease.ended:
             self._events.reacquired(lease)
@@ -110,6 +114,8 @@ class BodyRenewal:
         elif result is RenewResult.NOT_OWNER:  # its owner may end soon: then it is reacquired, so that newcomers wait
             lease.due = self._clock() + lease.request.ttl / 12
         self._mark_lost(lease, "revoked" if result is RenewResult.REVOKED else "not_owner")
+        if result is not RenewResult.REVOKED:
+            self._events.learned(lease, was_alone=False)
 
     def _stop(self, lease: LeaseState) -> None:
         with self._mutex:

@@ -17,6 +17,7 @@ from celery.exceptions import Ignore, Retry, WorkerLostError
 from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 
 from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
@@ -100,7 +101,8 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
             if holder is None and store.keep_continued(followed):
                 holder = Holder(state.follows)
         except StoreError as error:
-            about(task, request.id, wanted.lock).warning("follows on, its lock unknown: %s", error)
+            log = about(task, request.id, wanted.lock)
+            context_of(task.app).outages.log(log, "follows on, its lock unknown: %s", error)
     if state.found_free if holder is None else holder.task_id == request.id:
         return None
     known = holder or Holder(state.follows)

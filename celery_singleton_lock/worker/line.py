@@ -157,7 +157,8 @@ def handle_copy(
                 wanted.place = publish_copy(task, request, wanted, decision, result)
                 result = store.acquire(wanted)
     except StoreError as error:
-        about(task, request.id, wanted.lock).warning("could not ask for its place in line: %s", error)
+        log = about(task, request.id, wanted.lock)
+        context_of(task.app).outages.log(log, "could not ask for its place in line: %s", error)
         note_failure(task, wanted, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
             _ask_again(task, request, wanted, store)
@@ -216,7 +217,7 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
         if wanted.digest:
             leave(task, store, wanted, retry_state_of(request).ticket)
     except StoreError as error:
-        about(task, request.id, wanted.lock).warning("could not leave the line: %s", error)
+        context_of(task.app).outages.log(about(task, request.id, wanted.lock), "could not leave the line: %s", error)
     raise Ignore("the message that waited in line has failed")
 
 

@@ -10,6 +10,7 @@ from celery.exceptions import Ignore
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import send
 from celery_singleton_lock.holder import Holder
@@ -129,7 +130,8 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         StoreUnavailable: the option says so, or the task cannot be retried.
         Retry, Reject: the task is retried later.
     """
-    about(task, request.id, wanted.lock).warning("could not acquire its lock: %s", error)
+    outages = context_of(task.app).outages
+    outages.log(about(task, request.id, wanted.lock), "could not acquire its lock: %s", error)
     note_failure(task, wanted, "acquire", error)
     reaction = options.on_store_error
     if wanted.place and (
@@ -144,8 +146,10 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
             policy = replace(policy, max_wait=math.inf)
         _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.HELD))
         if isinstance(decision, RunLater):
+            outages.count("postponed")
             run_later(task, request, decision.delay, error, wanted)
         raise error
+    outages.count("without")
 
 
 def _skip(task: Any, request: Any, decision: SkipRun, key: str, holder: Holder | None, reason: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any, NoReturn
 
@@ -11,7 +12,7 @@ from celery.states import SUCCESS
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.errors import DuplicateTask
+from celery_singleton_lock.errors import DuplicateTask, StoreError
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.store.protocol import LeaseRequest
@@ -38,7 +39,8 @@ def run_later(task: Any, request: Any, delay: float, error: Exception, wanted: L
     publish_or_reject(task, signature, error)
     if is_stored:
         request.ignore_result = True  # keeps the tracer from storing RETRY once more
-    log.info("waits %.1f s: %s", delay, error)
+    # An outage has one line, see `outage.py`.
+    log.log(logging.DEBUG if isinstance(error, StoreError) else logging.INFO, "waits %.1f s: %s", delay, error)
     raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
 
 

@@ -64,7 +64,8 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         try:
             pending.send(execution.context.store)
         except StoreError as error:
-            about(state.task, request.task_id, request.lock).warning("could not release its lock: %s", error)
+            log = about(state.task, request.task_id, request.lock)
+            execution.context.outages.log(log, "could not release its lock: %s", error)
             note_failure(state.task, request, "release", error)
         else:
             if logger.isEnabledFor(DEBUG):
@@ -107,4 +108,5 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
                 pending.send(context.store)
             except StoreError as error:  # the renewal thread tries again
                 ended = pending.request
-                about(sender, ended.task_id, ended.lock).warning("may run again when it is redelivered: %s", error)
+                log = about(sender, ended.task_id, ended.lock)
+                context.outages.log(log, "may run again when it is redelivered: %s", error)

@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.protocol import LeaseRequest
@@ -23,6 +24,8 @@ from celery_singleton_lock.worker.line import leave_line, publish_next
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor
+
+_KEEPS = "keeps its reservation or its place in line: %s"
 
 
 def is_prefork(pool: Any) -> bool:
@@ -81,9 +84,10 @@ class DeliveryMixin:
                 self.free_reservation()
                 if state.ticket:
                     leave_line(self.task, self._config(), state, self.args, self.kwargs)
+            except StoreError as error:
+                context_of(self.task.app).outages.log(about(self, self.id, self.lock_key()), _KEEPS, error)
             except Exception as error:  # it expires
-                log = about(self, self.id, self.lock_key())
-                log.warning("keeps its reservation or its place in line: %s", error)
+                about(self, self.id, self.lock_key()).warning(_KEEPS, error)
         return is_revoked
 
     def reject(self: Any, requeue: bool = False) -> None:

@@ -457,17 +457,21 @@ def app_without_store(env: WorkerEnvironment, nowhere: str) -> Iterator[Celery]:
 def test_unreachable_store(
     env: WorkerEnvironment, app_without_store: Celery, nowhere: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With an unreachable store, the message is sent without a reservation, and a warning says so."""
+    """With an unreachable store, the message is sent without a reservation; a WARNING tells of the outage, once."""
+    caplog.set_level("DEBUG", "celery_singleton_lock")
     result = app_without_store.tasks[f"job.{name}"].delay(env.tag)
     assert result.duplicate is None
     assert 1 == messages(env, nowhere)
     assert f"job.{name}[{result.id}] could not acquire its lock, and is sent without it: " in caplog.text
+    app_without_store.tasks[f"job.{name}"].delay(env.tag)
+    assert 1 == len([one for one in caplog.records if one.levelname == "WARNING"])
 
 
 def test_unreachable_store_raises(
     env: WorkerEnvironment, app_without_store: Celery, nowhere: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With ``on_store_error="raise"``, the caller gets the error, and nothing is sent."""
+    caplog.set_level("DEBUG", "celery_singleton_lock")
     with pytest.raises(StoreUnavailable):
         app_without_store.tasks["job.publish_strict"].delay(env.tag)
     assert 0 == messages(env, nowhere)

@@ -171,13 +171,15 @@ class TestRaise:
 
 @pytest.mark.parametrize("name", ["store_retry", "store_run", "store_raise"])
 def test_it_is_told(env: WorkerEnvironment, away: RedisServer, name: str) -> None:
-    """An outage logs a WARNING with the task and sends a signal, under any setting."""
+    """An outage is a WARNING, a line at level DEBUG for each task, and a signal, under any setting."""
     result = env.job(name).delay(env.tag)
     until(lambda: env.lock_signals(env.key(name), "store_error"), "the signal")
     event = env.lock_signals(env.key(name), "store_error")[0]
     assert result.id == event["task_id"]
     assert event["task"] == f"job.{name}"
-    assert env.worker.wait_for_lines(": WARNING/", result.id)
+    assert env.worker.wait_for_lines(": DEBUG/", result.id, "could not acquire its lock")
+    assert env.worker.lines(": WARNING/", "The store of locks is unreachable")
+    assert [] == env.worker.lines(": WARNING/", result.id)
     result.revoke()
 
 

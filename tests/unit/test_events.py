@@ -122,12 +122,13 @@ def test_failing_log_delays_no_renewal(
 
 
 def test_outage_is_reported(events: EventLogger, caplog: pytest.LogCaptureFixture) -> None:
-    """An outage is one WARNING with task, key and error, and the signal `store_error`."""
+    """An outage is one WARNING, and the signal `store_error`. At level DEBUG, a line has task, key and error."""
     seen: list[dict[str, Any]] = []
 
     def receive(sender: Any, **named: Any) -> None:
         seen.append({"task": sender.name, **named})
 
+    caplog.set_level(logging.DEBUG, logger=logger.name)
     state = LeaseState(LeaseRequest("b:{x}", "d", "secret", 30.0, "id-1", "node", 7), TASK)
     error = StoreUnavailable("away")
     signals.store_error.connect(receive)
@@ -138,6 +139,8 @@ def test_outage_is_reported(events: EventLogger, caplog: pytest.LogCaptureFixtur
         signals.store_error.disconnect(receive)
     (line,) = [record.getMessage() for record in caplog.records if "could not renew" in record.getMessage()]
     assert "Task app.sync[id-1] on node (pid 7) could not renew its lock: away; key b:{x}:lock:d" == line
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith("The store of locks is unreachable: away.")
     assert ("app.sync", "b:{x}:lock:d", "id-1", error) == tuple(
         seen[0][name] for name in ("task", "key", "task_id", "error")
     )

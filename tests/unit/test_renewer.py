@@ -77,6 +77,7 @@ class Events:
     def __init__(self) -> None:
         self.reported: list[tuple[str, str]] = []
         self.reasons: list[str] = []
+        self.alone: list[bool] = []  # whether another task had a lock that was lost
         self.failing: Exception | None = None
 
     def _report(self, what: str, lease: LeaseState) -> None:
@@ -85,13 +86,17 @@ class Events:
     def renewed(self, lease: LeaseState) -> None:
         self._report("renewed", lease)
 
-    def not_renewed(self, leases: Sequence[LeaseState]) -> None:
+    def not_renewed(self, leases: Sequence[LeaseState], error: StoreError) -> None:
         for lease in leases:
             self._report("not renewed", lease)
 
     def lost(self, lease: LeaseState, reason: str) -> None:
         self._report("lost", lease)
         self.reasons.append(reason)
+
+    def learned(self, lease: LeaseState, was_alone: bool) -> None:
+        if lease.lost:
+            self.alone.append(was_alone)
 
     def replaced(self, lease: LeaseState) -> None:
         self._report("replaced", lease)
@@ -495,6 +500,7 @@ def test_missing_lease_that_is_lost(
         clock.advance(TTL + 1)
     renewer.renew_due()
     assert [("lost", "t"), ("reacquired", "t")] == events.reported
+    assert [cause == "the deadline had passed"] == events.alone
     assert not lease.held
     assert 1 == lease.interrupt.times
     assert store.holder(lease.key) is not None

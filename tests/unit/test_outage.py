@@ -1,0 +1,169 @@
+"""An outage of the store is a few lines in the log of a process, whatever the load."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import StoreError, StoreUnavailable
+from celery_singleton_lock.lease import LeaseState
+from celery_singleton_lock.log import about, logger
+from celery_singleton_lock.outage import Limit, Outages
+from celery_singleton_lock.store.protocol import LeaseRequest
+from tests.unit.conftest import Clock
+
+AWAY = StoreUnavailable("away")
+
+
+class Store:
+    """A store that can be away, and when it is asked next."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.error: StoreError | None = AWAY
+        self.due: list[float] = []
+
+    def write(self) -> None:
+        if self.error:
+            raise self.error
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    return Store(clock)
+
+
+@pytest.fixture
+def outages(store: Store, clock: Clock) -> Outages:
+    made = Outages(store.write, lambda callback: callback(), clock)
+    made.wake = store.due.append
+    return made
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]:
+    """Return a function that returns the lines of a level and above."""
+    caplog.set_level(logging.DEBUG, logger=logger.name)
+    return lambda level: [one.getMessage() for one in caplog.records if one.levelno >= level]
+
+
+def watch(outages: Outages, clock: Clock, seconds: float) -> None:
+    """Let the thread that asks the store run for a time, as long as it wants to."""
+    end = clock() + seconds
+    while (due := outages.look()) <= end:
+        clock.time = due
+    clock.time = end
+
+
+def lease(number: int) -> LeaseState:
+    return LeaseState(LeaseRequest("b:{x}", f"d{number}", f"token-{number}", 30.0, f"id-{number}"), "x")
+
+
+def test_outage_under_load(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """A minute's outage with thousands of failed calls is one WARNING at its begin and one at its end; the rest is DEBUG."""
+    for number in range(3000):
+        outages.log(about("x", f"id-{number}"), "could not acquire its lock: %s", AWAY)
+        outages.count("postponed" if number % 3 else "without")
+    assert [store.clock() + 1.0] == store.due
+    watch(outages, clock, 60.0)
+    store.error = None
+    watch(outages, clock, 10.0)
+    begin, end = lines(logging.WARNING)
+    assert (
+        begin == "The store of locks is unreachable: away. Until it answers, lines about single tasks have level DEBUG"
+    )
+    assert end == (
+        "The store of locks answers again after 60.0 s: 2000 tasks were postponed, 1000 went on without a lock, "
+        "0 leases were lost"
+    )
+    assert 3002 == len(lines(logging.DEBUG))
+
+
+def test_refusal_is_no_outage(outages: Outages, store: Store, lines: Any) -> None:
+    """A store that refuses a call does not get better by waiting: each such call is a WARNING."""
+    for _ in range(2):
+        outages.log(about("x", "id-1"), "could not acquire its lock: %s", StoreError("NOPERM"))
+    assert ["Task x[id-1] could not acquire its lock: NOPERM"] * 2 == lines(logging.WARNING)
+    assert [] == store.due
+
+
+def test_lost_leases(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """The line at the end names leases that were lost, and whether another task had their lock."""
+    outages.failed(AWAY)
+    leases = [lease(number) for number in range(3)]
+    for one in leases:
+        outages.lost(one)
+    store.error = None
+    watch(outages, clock, 1.0)
+    outages.found(leases[0], was_alone=True)
+    outages.found(leases[1], was_alone=False)
+    outages.found(leases[1], was_alone=True)  # acquired again later
+    outages.found(lease(7), was_alone=True)  # was not lost
+    watch(outages, clock, 10.0)
+    end = lines(logging.WARNING)[-1]
+    assert end.endswith(
+        "3 leases were lost: x[id-0] (nobody else had its lock), x[id-1] (another task had its lock meanwhile), "
+        "x[id-2] (its body has ended)"
+    )
+
+
+def test_many_lost_leases(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """Of many leases, the first five are named."""
+    outages.failed(AWAY)
+    for number in range(1000):
+        outages.lost(lease(number))
+        outages.found(lease(number), was_alone=True)
+    store.error = None
+    watch(outages, clock, 10.0)
+    end = lines(logging.WARNING)[-1]
+    assert "1000 leases were lost: x[id-0]" in end
+    assert end.endswith("x[id-4] (nobody else had its lock) and 995 others")
+
+
+def test_store_that_comes_and_goes(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """A store that answers every other second for ten minutes is a few lines a minute."""
+    for second in range(600):
+        store.error = AWAY if second % 2 else None
+        if store.error:
+            outages.log(about("x", "id-1"), "could not acquire its lock: %s", AWAY)
+        outages.look()
+        clock.advance(1.0)
+    store.error = None
+    watch(outages, clock, 30.0)
+    assert len(lines(logging.WARNING)) <= 2 * 10
+
+
+def test_full_store(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """While writes fail, the outage goes on, also if a call in between succeeds."""
+    outages.failed(AWAY)
+    watch(outages, clock, 30.0)
+    store.error = None
+    watch(outages, clock, 0.5)
+    outages.failed(AWAY)
+    watch(outages, clock, 0.5)
+    assert 1 == len(lines(logging.WARNING))
+    store.error = StoreError("NOPERM")  # it answers
+    watch(outages, clock, 5.0)
+    assert 2 == len(lines(logging.WARNING))
+
+
+def test_outage_after_another(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """Each outage counts anew."""
+    for _ in range(2):
+        store.error = AWAY
+        outages.failed(AWAY)
+        outages.count("postponed")
+        store.error = None
+        watch(outages, clock, 100.0)
+    assert 2 == len([line for line in lines(logging.WARNING) if ": 1 tasks were postponed" in line])
+
+
+def test_limit(clock: Clock) -> None:
+    """A few lines a minute are allowed."""
+    limit = Limit(2, clock=clock)
+    assert [True, True, False] == [limit.allows() for _ in range(3)]
+    clock.advance(60.0)
+    assert limit.allows()
