@@ -156,7 +156,7 @@ def _all_copies_end(env: WorkerEnvironment, kind: str, bodies: int) -> None:
         return len(env.ledger.events("start"))
 
     def empty() -> bool:
-        inspect = env.app.control.inspect(timeout=1.0)
+        inspect = env.app.control.inspect([worker.node for worker in env.workers], timeout=1.0)
         replies = [inspect.active(), inspect.reserved(), inspect.scheduled()]
         return all(reply and len(reply) == len(env.workers) and not any(reply.values()) for reply in replies)
 
