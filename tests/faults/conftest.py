@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import RUN
+from tests.conftest import MATRIX, RUN
 from tests.faults.harness import FIGURES
 from tests.servers import RabbitMQServer
 
-#: Pools whose rows run each night; those of prefork and threads run in each check.
+#: Pools whose rows run each night, if the same test has a row for another pool, which runs in each check.
 NIGHTLY = {"gevent", "eventlet", "solo"}
 
 
@@ -21,10 +21,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name == "matrix" and not asked else None
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Mark the rows of the other pools, so that ``-m "not nightly"`` leaves them out."""
-    if hasattr(item, "callspec") and not NIGHTLY.isdisjoint(map(str, item.callspec.params.values())):
-        item.add_marker(pytest.mark.nightly)
+    rows = [item for item in items if MATRIX in item.path.parents]
+    each_check = {item.function for item in rows if not _is_of_another_pool(item)}
+    for item in rows:
+        if _is_of_another_pool(item) and item.function in each_check:
+            item.add_marker(pytest.mark.nightly)
+
+
+def _is_of_another_pool(item: pytest.Function) -> bool:
+    return hasattr(item, "callspec") and not NIGHTLY.isdisjoint(map(str, item.callspec.params.values()))
 
 
 @pytest.fixture(params=["redis", "rabbitmq"])
