@@ -11,6 +11,8 @@ from tests.faults.checker import check
 from tests.faults.ledger import Event
 from tests.faults.schedule import Fault, Limits
 
+pytestmark = pytest.mark.harness
+
 LIMITS = Limits(ttl=6.0, timeout=1.0, slack=0.3)  # a third of the TTL and the timeout: 3 s
 KEY = "singleton:{job}:lock:1"
 

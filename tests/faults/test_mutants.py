@@ -11,6 +11,7 @@ from tests.faults.mutants import GREEN, MUTANTS, RED, ROOT, Mutant, run
 WORKER = "from tests.faults.harness import WorkerFailed"
 
 
+@pytest.mark.harness
 @pytest.mark.parametrize(
     ("text", "came"),
     [
@@ -32,6 +33,7 @@ def test_outcomes(text: str, came: str, tmp_path: Path) -> None:
     assert (came in (GREEN, RED)) == (answer in (GREEN, RED))
 
 
+@pytest.mark.harness
 @pytest.mark.parametrize(
     ("shows", "came"), [("overlap|lost", RED), ("left over", "red for another reason: AssertionError: an overlap")]
 )

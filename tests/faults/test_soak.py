@@ -12,6 +12,8 @@ import pytest
 
 from tests.faults.soak import POOLS, SPANS, WORK, Soak
 
+pytestmark = pytest.mark.harness
+
 MINUTES = 10
 #: Maximum seconds of a turn of work if sending a message takes half a second.
 TURN = 0.5 * max(work.burst for work in WORK) + 0.4

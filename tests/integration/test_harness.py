@@ -22,6 +22,8 @@ from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import RedisServer, free_port, is_listening, until
 
+pytestmark = pytest.mark.harness
+
 POOLS = ("prefork", "threads", "gevent", "eventlet", "solo")
 
 

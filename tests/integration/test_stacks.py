@@ -18,6 +18,8 @@ from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.servers import until
 from tests.stacks import END, last_minute, stacks_of
 
+pytestmark = pytest.mark.harness
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -12,6 +12,8 @@ from kombu import Connection
 
 from tests.interplay import whole_files
 
+pytestmark = pytest.mark.harness
+
 
 class ReadTooEarly:
     """A message whose queue is read while the message is being written."""

@@ -11,6 +11,8 @@ from benchmarks import page
 from benchmarks.report import Section, Table, Target, json_of, text_of
 from benchmarks.rounds import Spread
 
+pytestmark = pytest.mark.harness
+
 LETTERS = "abcdefghil"
 
 

@@ -12,6 +12,8 @@ import pytest
 from benchmarks.report import Target
 from benchmarks.rounds import Spread, interval, shuffled
 
+pytestmark = pytest.mark.harness
+
 
 def median_of(figures: Sequence[float]) -> Callable[[Sequence[int]], float]:
     return lambda rounds: median([figures[number] for number in rounds])
