@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import gc
+import os
 import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_singleton_lock.log import logger
 
@@ -47,16 +49,68 @@ def native_lock() -> Any:
     return _unpatched("allocate_lock")()
 
 
-class NativeEvent:
-    """Wakes one waiting native thread. Any thread or greenlet can set it without blocking."""
+class CollectorPause:
+    """Pauses Python's garbage collector while a native thread works in a process that gevent or eventlet has patched.
 
-    def __init__(self) -> None:
+    A collection runs finalizers in its own thread. Those of Celery's results and of redis-py's connections use sockets and locks
+    of the loop. A greenlet that waits for a patched lock may wait for ever if a native thread has the lock. User code that
+    disables the collector during a pause finds it enabled again.
+    """
+
+    _threads: ClassVar[set[CollectorPause]] = set()  # that pause the collector now
+    _was_enabled: ClassVar[bool] = False
+
+    def begin(self) -> None:
+        """Called by the thread before it works."""
+        if patched_by():
+            self._threads.add(self)
+            if gc.isenabled():
+                gc.disable()
+                CollectorPause._was_enabled = True
+            _register_fork()
+
+    def end(self) -> bool:
+        """Called by the thread before it waits or ends; return whether it had begun."""
+        had_begun = self in self._threads
+        self._threads.discard(self)
+        if not self._threads and self._was_enabled:
+            CollectorPause._was_enabled = False
+            gc.enable()
+        return had_begun
+
+    @classmethod
+    def end_all(cls) -> None:
+        """End the pauses of threads that a forked process does not have."""
+        cls._threads.clear()
+        cls().end()
+
+
+@cache
+def _register_fork() -> None:
+    os.register_at_fork(after_in_child=CollectorPause.end_all)
+
+
+class NativeEvent:
+    """Wakes one waiting native thread. Any thread or greenlet can set it without blocking.
+
+    Arguments:
+        pause: of the thread that waits; it is interrupted meanwhile.
+    """
+
+    def __init__(self, pause: CollectorPause | None = None) -> None:
         self._lock = native_lock()
         self._lock.acquire()
+        self._pause = pause or CollectorPause()
 
     def wait(self, seconds: float | None) -> bool:
         """Return true once the event is set, or false after so many seconds (None: never)."""
-        return bool(self._lock.acquire(True, -1 if seconds is None else min(max(seconds, 0.0), _thread.TIMEOUT_MAX)))
+        timeout = -1 if seconds is None else min(max(seconds, 0.0), _thread.TIMEOUT_MAX)
+        acquire = self._lock.acquire
+        paused = self._pause.end()
+        woken = acquire(True, timeout)  # at once: what is allocated now may start a collection in this thread
+        if paused:
+            self._pause.begin()
+        return bool(woken)
 
     def set(self) -> None:
         """End the present wait, or the next one."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from celery_singleton_lock.clock import now
-from celery_singleton_lock.native import NativeEvent, native_lock, start_native_thread
+from celery_singleton_lock.native import CollectorPause, NativeEvent, native_lock, start_native_thread
 
 ERROR_DELAY = 0.1  # seconds from an error to the next step
 
@@ -23,7 +23,8 @@ class BackgroundLoop:
         self._step = step
         self._on_error = on_error
         self._clock = clock
-        self._wakeup = NativeEvent()
+        self._pause = CollectorPause()
+        self._wakeup = NativeEvent(self._pause)
         self._mutex = native_lock()
         self._started = self._ended = False
         self._next = math.inf
@@ -48,6 +49,13 @@ class BackgroundLoop:
         self._wakeup.set()
 
     def _run(self) -> None:
+        self._pause.begin()
+        try:
+            self._run_until_ended()
+        finally:
+            self._pause.end()
+
+    def _run_until_ended(self) -> None:
         while not self._ended:
             try:
                 self.run_once()
