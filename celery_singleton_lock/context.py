@@ -15,6 +15,7 @@ from celery_singleton_lock.outage import Outages
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
+from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.tally import Tally
 
@@ -32,11 +33,12 @@ class ProcessContext:
         self.pid = os.getpid()
         self.settings = settings
         limit = None if single else max(1, settings.pool_limit - 1)
-        self.store = store or open_store(settings, limit)
         self.callbacks = CallbackRunner()
         self.tally = Tally()
         self.outages = Outages(self._write, self.callbacks.call)
         self.events = EventLogger(self.callbacks, self.tally, self.report_counts, self.outages)
+        self.access = Access(self.events.refused)
+        self.store = store or open_store(settings, limit, self.access)
         self._watch = BackgroundLoop(self.outages.look, self.events.loop_failed)
         self.outages.wake = self._watch.wake
         # Renewal does not wait for connections of bodies.
@@ -72,7 +74,7 @@ class ProcessContext:
         self.store.close()
 
 
-def open_store(settings: Settings, limit: int | None) -> LockStore:
+def open_store(settings: Settings, limit: int | None, access: Access | None = None) -> LockStore:
     """Return the store that the settings name, with at most so many connections at once; it connects at first use."""
     if settings.url == "memory://":
         from celery_singleton_lock.store.memory import MemoryStore
@@ -84,7 +86,8 @@ def open_store(settings: Settings, limit: int | None) -> LockStore:
         connect = connector(settings.url, settings.options, settings.tls, settings.store_timeout)
     except ConfigurationError as error:  # a store does not know how the app spells its settings
         raise ConfigurationError(str(error).replace("singleton_lock_url", settings.url_name)) from None
-    return RedisStore(connect, settings.store_timeout, limit, settings.history if settings.stats else None)
+    history = settings.history if settings.stats else None
+    return RedisStore(connect, settings.store_timeout, limit, history, access)
 
 
 def context_of(app: Any, single: bool = False) -> ProcessContext:
@@ -94,7 +97,17 @@ def context_of(app: Any, single: bool = False) -> ProcessContext:
         ConfigurationError: the app's settings cannot be used.
     """
     found: ProcessContext | None = app.__dict__.get(_attribute())
-    return found or app.__dict__.setdefault(_attribute(), ProcessContext(settings_of(app.conf), single))
+    return found or app.__dict__.setdefault(_attribute(), _new_context(app, single))
+
+
+def _new_context(app: Any, single: bool) -> ProcessContext:
+    context = ProcessContext(settings_of(app.conf), single)
+    # That of the process which has forked this one is there, too.
+    parents = [one for one in list(vars(app).values()) if isinstance(one, ProcessContext)]
+    context.access.has_worked = any(
+        one.access.has_worked for one in parents if one.settings.url == context.settings.url
+    )
+    return context
 
 
 def replace_context(app: Any, context: ProcessContext | None) -> ProcessContext | None:

@@ -81,8 +81,8 @@ class TooManyStarts(SingletonError):
 
 
 class StoreError(SingletonError):
-    """The store refused a call: wrong login, missing permission, or a key of another type."""
+    """The store refused a call: a login or permission that it never accepted, or a key of another type."""
 
 
 class StoreUnavailable(StoreError):
-    """The store is unreachable, or did not answer in time."""
+    """The store is unreachable, did not answer in time, cannot serve now, or refuses what it accepted before."""

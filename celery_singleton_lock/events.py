@@ -87,6 +87,11 @@ class EventLogger:
             send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
         )
 
+    def refused(self, error: StoreError) -> None:
+        """Called once when a store begins to refuse this process, which it has accepted before."""
+        text = "The store of locks refuses this process now, so locks wait until it accepts it again: %s"
+        self._report(logger.error, text, error)
+
     def loop_failed(self, error: BaseException, request: LeaseRequest | None = None) -> None:
         if request is None:
             self._report(logger.error, "A background thread of locks met an error and goes on", exc_info=error)

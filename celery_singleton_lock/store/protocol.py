@@ -22,6 +22,8 @@ CONTINUED_TTL = 3600.0
 COPY_TTL = 3600.0
 #: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
 REVOKED_TTL = 3600.0
+#: How long a store keeps what a check has written, in seconds.
+CHECK_TTL = 5.0
 
 
 class Place(NamedTuple):
@@ -133,6 +135,11 @@ def record_keys(base: str) -> tuple[str, str, str]:
     return f"{base}:registry", f"{base}:stats", f"{base}:history"
 
 
+def check_key(base: str) -> str:
+    """Return the key that a check of the store writes."""
+    return f"{base}:check"
+
+
 def holds_key(base: str) -> str:
     """Return the key of an operator's holds."""
     return f"{base}:holds"
@@ -225,7 +232,8 @@ class RenewResult(Enum):
 class LockStore(Protocol):
     """The verbs of a store.
 
-    Each raises `StoreUnavailable` within its timeout (seconds, at most the store's own), or `StoreError` if the store refuses.
+    Each raises `StoreUnavailable` within its timeout (seconds, at most the store's own), or `StoreError` if the store refuses. A
+    login or permission that is refused now, but was accepted in this process before, counts as unavailable, too.
     """
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
@@ -281,6 +289,9 @@ class LockStore(Protocol):
         Raises:
             ConfigurationError: this store keeps none.
         """
+
+    def check(self, base: str) -> None:
+        """Write a key of this task name that expires, to see whether the store takes locks of it; return nothing."""
 
     def eviction_policy(self) -> str:
         """Return the store's eviction policy; only ``noeviction`` keeps locks safe."""

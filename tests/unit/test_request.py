@@ -188,15 +188,15 @@ class Connections:
         self.threads.add(threading.get_ident())
         return "noeviction"
 
-    holder = eviction_policy = _use
+    check = eviction_policy = _use
 
 
 def test_names_of_tasks(app: Celery) -> None:
     """The thread that adds the names of tasks has connections of its own: greenlets cannot share one with a thread."""
     parent = SimpleNamespace(app=app, pool_cls=get_implementation("threads"))
-    step, store = SingletonStep(parent), Connections()
+    store = Connections()
     replace_context(app, ProcessContext(context_of(app).settings, store=store))  # type: ignore[arg-type]
-    step.start(parent)
+    SingletonStep(parent).start(parent)
     until(lambda: any(clone.added for clone in store.clones), "the names are added")
     assert all(len(one.threads) <= 1 for one in (store, *store.clones))
     assert {threading.get_ident()} == store.threads

@@ -14,8 +14,9 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.redis.connection import Command, exchange
-from celery_singleton_lock.store.redis.errors import is_read_only, store_error_for, without_secrets
+from celery_singleton_lock.store.redis.errors import is_of_this_connection, store_error_for, without_secrets
 
 #: Idle connections that a pool without a limit keeps.
 MOST_IDLE = 10
@@ -27,10 +28,12 @@ class ConnectionPool:
     Arguments:
         connect: makes a connection, not yet connected.
         limit: how many are in use at most; None: any number.
+        access: is told of refusals.
     """
 
-    def __init__(self, connect: Callable[[], Any], limit: int | None = None) -> None:
+    def __init__(self, connect: Callable[[], Any], limit: int | None = None, access: Access | None = None) -> None:
         self._connect = connect
+        self._access = access or Access()
         self._idle: deque[Any] = deque()  # the one used last is used next: few connections are made
         self._most_idle = limit or MOST_IDLE
         self._cap = _Cap(limit) if limit else None
@@ -53,7 +56,8 @@ class ConnectionPool:
         except NoScriptError:
             raise
         except (RedisError, OSError) as error:
-            raise store_error_for(error) from without_secrets(error)
+            is_script = command.texts[:1] in (("EVALSHA",), ("EVAL",))
+            raise store_error_for(error, self._access, is_script) from without_secrets(error)
 
     def _execute(self, command: Command, deadline: float, once: bool) -> Any:
         connection = self._take()
@@ -62,7 +66,7 @@ class ConnectionPool:
         try:
             reply = exchange(connection, command, deadline)
         except BaseException as error:
-            if isinstance(error, ResponseError) and not is_read_only(error):  # the reply is complete
+            if isinstance(error, ResponseError) and not is_of_this_connection(error):  # the reply is complete
                 self._put_back(connection)
             else:
                 connection.disconnect()

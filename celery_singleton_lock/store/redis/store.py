@@ -9,7 +9,9 @@ from typing import Any
 from redis.exceptions import NoScriptError
 
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import (
+    CHECK_TTL,
     COMPLETED_TTL,
     CONTINUED_TTL,
     AcquireResult,
@@ -18,6 +20,7 @@ from celery_singleton_lock.store.protocol import (
     LeaseRequest,
     Released,
     RenewResult,
+    check_key,
 )
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
@@ -46,6 +49,7 @@ class RedisStore:
         timeout: seconds for a whole call.
         limit: how many calls, and so connections, there are at most at once; None: any number.
         history: how many runs of each task name are kept; None: nothing is recorded.
+        access: whether the server has accepted this process.
     """
 
     def __init__(
@@ -54,14 +58,17 @@ class RedisStore:
         timeout: float = 1.0,
         limit: int | None = None,
         history: int | None = None,
+        access: Access | None = None,
     ) -> None:
         self._connect = connect
         self._timeout = timeout
         self._history = history
-        self._pool = ConnectionPool(connect, limit)
+        self._access = access or Access()
+        self._pool = ConnectionPool(connect, limit, self._access)
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
         answer, *more = self.run(acquire_call(wanted, self._history), timeout)
+        self._access.accepted()
         if answer == "granted":
             slot = int(more[1]) if wanted.limit else 0
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
@@ -111,12 +118,16 @@ class RedisStore:
     def records(self) -> RedisRecords:
         return RedisRecords(self, self._history or 0)
 
+    def check(self, base: str) -> None:
+        self.run(script_call("check", (check_key(base),), (ms(CHECK_TTL),)))
+        self._access.accepted()
+
     def eviction_policy(self) -> str:
         lines = str(self.command("INFO", "memory")).splitlines()
         return next((line[17:].strip() for line in lines if line.startswith("maxmemory_policy:")), "")
 
     def clone(self) -> RedisStore:
-        return RedisStore(self._connect, self._timeout, history=self._history)
+        return RedisStore(self._connect, self._timeout, history=self._history, access=self._access)
 
     def close(self) -> None:
         self._pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
@@ -101,7 +102,13 @@ def _with_tls(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options with those of certificates as redis-py takes them.
 
     The server's certificate is checked unless they say otherwise, and then its name: redis-py before 6 does that on demand only.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
     """
+    for file in ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile"):
+        if options.get(file) and not os.access(options[file], os.R_OK):
+            raise ConfigurationError(f"singleton_lock_url: {file}={options[file]} cannot be read")
     check = options.get("ssl_cert_reqs")
     name = check if isinstance(check, str) else ssl.VerifyMode(ssl.CERT_REQUIRED if check is None else check).name
     check = name.removeprefix("CERT_").lower()
