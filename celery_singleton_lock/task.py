@@ -122,7 +122,7 @@ class SingletonMixin:
     def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """Publish the task, as `celery.Task.apply_async` does; with ``lock_from="publish"``, acquire its lock first.
 
-        The result's attribute `duplicate` is the `Holder` that the call met, or None.
+        The attribute `duplicate` of what it returns is the `Holder` that the call met, or None.
 
         Arguments:
             lock_options: options for this call alone: a dict of `on_duplicate`, `lock_ttl`, `lock_key`, `on_lock_lost`

@@ -2,7 +2,7 @@
 
 with memory_store(app):
     with hold(sync_account, 42):
-        assert sync_account.apply((42,)).result is None  # a duplicate, skipped
+        assert sync_account.apply((42,)).get() is None  # a duplicate, skipped
     assert_free(sync_account, 42)
 """
 

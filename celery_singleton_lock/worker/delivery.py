@@ -7,6 +7,7 @@ and puts it into the request as a plain tuple, which goes to a prefork child wit
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 #: Where a request carries its delivery: among the message's properties, which no retry publishes again.
@@ -34,14 +35,19 @@ class Delivery(NamedTuple):
     supervised: bool = False  # whether a supervisor renews and releases its lease as well
 
 
+def mapping_of(properties: Any) -> Mapping[str, Any]:
+    """Return the properties of a message; none if they are something else, as in users' tests of requests."""
+    return properties if isinstance(properties, Mapping) else {}
+
+
 def take_token(request: Any) -> str:
     """Return the token of a request's delivery, or a new one; leave none in the request, which users may copy."""
     delivery = delivery_of(request)
-    request.properties = {**(request.properties or {}), PROPERTY: delivery._replace(token="")}
+    request.properties = {**mapping_of(request.properties), PROPERTY: delivery._replace(token="")}
     return delivery.token or new_token()
 
 
 def delivery_of(request: Any) -> Delivery:
     """Return what the worker has noted of a request's delivery."""
-    found = (request.properties or {}).get(PROPERTY)
+    found = mapping_of(request.properties).get(PROPERTY)
     return Delivery(*found) if isinstance(found, tuple) else Delivery()  # a message cannot bring a tuple

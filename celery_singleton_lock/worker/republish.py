@@ -11,7 +11,7 @@ from celery.app.task import Context
 from kombu.serialization import registry
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
-from celery_singleton_lock.worker.delivery import PROPERTY, delivery_of
+from celery_singleton_lock.worker.delivery import PROPERTY, delivery_of, mapping_of
 from celery_singleton_lock.worker.destination import destination
 
 #: Header of a message that was published again: the fields of its `RetryState`.
@@ -78,7 +78,7 @@ def signature_of(task: Any, request: Any, delay: float | None, state: RetryState
         delay: seconds; None for none at all.
     """
     options = {
-        **{name: value for name, value in (request.properties or {}).items() if name not in _OWN_PROPERTIES},
+        **{name: value for name, value in mapping_of(request.properties).items() if name not in _OWN_PROPERTIES},
         "countdown": delay,
         "retries": request.retries,
         "headers": {**_headers(request), RETRY_STATE_HEADER: state._asdict()},

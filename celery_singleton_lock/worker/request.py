@@ -18,7 +18,7 @@ from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
-from celery_singleton_lock.worker.delivery import PROPERTY, new_token
+from celery_singleton_lock.worker.delivery import PROPERTY, mapping_of, new_token
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.line import leave_line, publish_next
 from celery_singleton_lock.worker.postpone import stored_state
@@ -48,7 +48,7 @@ class DeliveryMixin:
         events = bool(eventer and eventer.enabled and self.task.send_events)
         self._token = new_token()
         delivery = self._token, message.content_type, events, self.supervisor is not None
-        request["properties"] = {**(request.get("properties") or {}), PROPERTY: delivery}
+        request["properties"] = {**mapping_of(request.get("properties")), PROPERTY: delivery}
         waiting: WaitingMessages | None = self.task.app.__dict__.get(WAITING)
         may_have_lock = self.eta or RESERVATION_HEADER in request  # an own retry waits for its countdown
         if waiting and may_have_lock and not retry_state_of(request).stands_for:

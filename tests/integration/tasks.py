@@ -34,7 +34,6 @@ from celery_singleton_lock import (
     Replace,
     RetryLater,
     RunOnceMore,
-    SingletonMixin,
     SingletonTask,
     Skip,
     TooManyStarts,
@@ -803,14 +802,11 @@ def _add_by_base(app: Celery) -> None:
 def _add_django_task(app: Celery) -> None:
     """Add a task with Django's base class, where Django is installed."""
     try:
-        from celery.contrib.django.task import DjangoTask
+        from celery_singleton_lock.contrib.django.task import SingletonDjangoTask
     except ImportError:
         return
 
-    class DjangoSingleton(SingletonMixin, DjangoTask):  # type: ignore[misc]
-        abstract = True
-
-    _add_job(app, "django", {"base": DjangoSingleton})
+    _add_job(app, "django", {"base": SingletonDjangoTask})
 
 
 # -- records of a worker -------------------------------------------------------------------------

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import group
 
-from celery_singleton_lock import Holder, Lease, LockLost, Raise, SingletonMixin, Skip, signals
+from celery_singleton_lock import Holder, Lease, LockLost, Raise, SingletonMixin, SingletonTask, Skip, signals
 from celery_singleton_lock.policies import NAMED
 from celery_singleton_lock.testing import hold, memory_store
 from tests.servers import until
+from tests.unit.conftest import MakeApp
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -204,18 +206,17 @@ def test_replace(names: Names) -> None:
 
 
 def test_django(names: Names) -> None:
-    """The mixin before Celery's Django task class makes a locked task that keeps `delay_on_commit`."""
+    """The task class for Django makes a locked task that keeps `delay_on_commit`."""
     pytest.importorskip("django")
     pytest.importorskip("celery.contrib.django.task", reason="Celery 5.3 has no task class for Django")
     names.run("DjangoTask")
-    (block,) = (block for block in BLOCKS if "DjangoTask" in block)
-    assert block in (ROOT / "docs" / "DJANGO.md").read_text(encoding="utf-8")
-    task = names["app"].task(base=names["SingletonDjangoTask"])(count)
+    task = names["close_books"]
 
     assert isinstance(task, SingletonMixin)
     assert callable(task.delay_on_commit)
+    assert callable(task.apply_async_on_commit)
     with memory_store(names["app"]), hold(task, 1):
-        assert [None, 2] == [task.apply((item,)).result for item in (1, 2)]
+        assert [None, 1] == [task.apply((item,)).get() for item in (1, 2)]
 
 
 def test_policy_case_by_case(names: Names) -> None:
@@ -269,6 +270,29 @@ def test_tests(names: Names) -> None:
     assert shown
     for name in shown:
         names[name]()
+
+
+@pytest.mark.parametrize("name", ["test_a_second_import_is_skipped", "test_one_sync_for_each_account"])
+def test_tests_of_a_body_that_fails(names: Names, name: str) -> None:
+    """The tests in the README do not pass with a body that raises, such as NameError."""
+    names.run("memory_store")
+
+    def store(page: str) -> int:
+        raise NameError("no such name")
+
+    names["store"] = store
+    with pytest.raises((NameError, AssertionError)):
+        names[name]()
+
+
+def test_results_without_a_duplicate(make_app: MakeApp) -> None:
+    """The README says which results have the attribute `duplicate`, and which have not."""
+    app = make_app()
+    sync = app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)(count)
+    for result in (sync.delay(1), sync.apply_async((2,)), sync.s(3).apply_async()):
+        assert result.duplicate is None
+    others = [app.send_task("shop.tasks.sync", (1,)), *group(sync.s(1), sync.s(2)).apply_async(), sync.AsyncResult("1")]
+    assert not [result for result in others if hasattr(result, "duplicate")]
 
 
 @pytest.mark.parametrize("policy", NAMED.values(), ids=lambda policy: type(policy).__name__)

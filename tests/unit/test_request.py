@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -25,7 +26,7 @@ from celery_singleton_lock.testing import memory_store
 from celery_singleton_lock.worker import request as worker
 from celery_singleton_lock.worker.bootstep import SingletonStep
 from celery_singleton_lock.worker.control import tasks_with_locks
-from celery_singleton_lock.worker.delivery import Delivery, delivery_of
+from celery_singleton_lock.worker.delivery import Delivery, delivery_of, take_token
 from tests.servers import until
 
 
@@ -86,6 +87,21 @@ def test_children_are_sent_the_token(app: Celery) -> None:
         assert 1 == request.request_dict["properties"]["a"]
         assert {"a": 1} == request.message.properties
     assert first._lease_request(1).token != second._lease_request(1).token
+
+
+@pytest.mark.parametrize("properties", [None, {}, Mock(), "text", 5])
+def test_properties_that_are_no_mapping(app: Celery, properties: Any) -> None:
+    """A message may have any properties, such as the Mock of a test of requests: its delivery has a token all the same."""
+    task, body = app.tasks["x"], [[], {}, {}]
+    message = Mock(headers={"id": "1", "task": "x"}, body=body, content_type="application/json", properties=properties)
+    if not hasattr(properties, "get"):  # Celery's own request reads some of them
+        message.properties = None
+    request = task.Request(message, app=app, task=task, body=body, decoded=True, hostname="h")
+    assert request._lease_request(1).token == delivery_of(Context(request.request_dict)).token
+    context = Context({**request.request_dict, "properties": properties})
+    assert Delivery() == delivery_of(context)
+    assert 32 == len(take_token(context))
+    assert Delivery() == delivery_of(context)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "processes", "solo", "threads", "gevent", "eventlet"])
