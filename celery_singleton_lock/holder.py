@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.texts import printable
+
 
 @dataclass(frozen=True)
 class Holder:
@@ -42,14 +45,15 @@ class Holder:
         return {**vars(self)}
 
     def __str__(self) -> str:
+        expires = f"expires in {duration_text(self.remaining)}"
         if self.is_operators_hold:
             known = [f"by {self.by}"] * bool(self.by) + [self.reason] * bool(self.reason)
-            since = [f"for {self.age:.1f} s"] * bool(known)
-            return f"an operator's hold ({', '.join([*known, *since, f'expires in {self.remaining:.1f} s'])})"
-        task = f"task {self.task_id}" if self.task_id else "another task"
+            since = [f"for {duration_text(self.age)}"] * bool(known)
+            return printable(f"an operator's hold ({', '.join([*known, *since, expires])})")
+        task = printable(f"task {self.task_id}" if self.task_id else "another task")
         if self.state == "running" and not self.node:  # nothing else is known
             return task
         if self.state == "queued" and not self.remaining:  # the first in line for a free lock
             return f"{task} (queued)"
-        where = f"on {self.node} (pid {self.pid}," if self.state == "running" else f"({self.state}"
-        return f"{task} {where} for {self.age:.1f} s, expires in {self.remaining:.1f} s)"
+        where = f"on {printable(self.node)} (pid {self.pid}," if self.state == "running" else f"({self.state}"
+        return f"{task} {where} for {duration_text(self.age)}, {expires})"

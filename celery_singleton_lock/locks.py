@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -28,6 +29,7 @@ from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.records import SEPARATOR, WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
 from celery_singleton_lock.verdict import UNKNOWN, Bounds, Verdict, judge
 
+_DIGEST = re.compile("[0-9a-f]{32}")
 #: How many characters the author and the reason of a hold may have.
 LONGEST_TEXT = 200
 #: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a hold of the whole task.
@@ -63,11 +65,11 @@ def tasks(app: Any) -> Sequence[str]:
 def show(app: Any, key: str) -> Sequence[Lock]:
     """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' holds.
 
-    With the key of a slot, the holder of this slot alone. With the id of a task, the lock that this task holds.
+    With the key of a slot, the holder of this slot alone. The digest of a key stands for the key. With the id of a task, the lock
+    that this task holds; with the name of a task or group, all its locks.
     """
     if ":lock:" not in key:
-        task_id = _given(key)
-        return [lock for lock in list(app) if lock.holder.task_id == task_id]
+        return _named(app, _given(key))
     base, signature = _checked(app, key)
     reader, store = _reader(app), context_of(app).store
     keys = [key, *reader.slots(base, signature)] if key.endswith(signature) else [key]
@@ -79,6 +81,25 @@ def show(app: Any, key: str) -> Sequence[Lock]:
             holds.append(lock)
     holders = [(one, holder) for one in keys if (holder := store.holder(one))]
     return [*(recorded.get((one, holder.fence)) or Lock(task_of(base), one, holder) for one, holder in holders), *holds]
+
+
+def _named(app: Any, name: str) -> Sequence[Lock]:
+    groups = _groups(app)
+    if name in {*groups, *groups.values()}:
+        return list(app, name)
+    found = list(app)
+    if of_task := [lock for lock in found if lock.holder.task_id == name]:
+        return of_task
+    if is_digest(name):
+        parts = (_parts(app, lock.key) for lock in found)
+        keys = {f"{base}:lock:{digest}" for base, digest in parts if digest == name.removeprefix("lock:")}
+        return [lock for key in sorted(keys) for lock in show(app, key)]
+    return list(app, name)  # a name that no worker has registered
+
+
+def is_digest(name: str) -> bool:
+    """Tell whether this is the digest of a key, which its end is."""
+    return bool(_DIGEST.fullmatch(name.removeprefix("lock:")))
 
 
 # -- what they did -----------------------------------------------------------------------------
@@ -253,7 +274,8 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "", reason: str = 
             or above a year, or a text has more than 200 characters.
     """
     if not 0 < seconds <= LONGEST:
-        raise ConfigurationError(f"a hold of {seconds:g} s must be above 0, and at most a year")
+        longest = duration_text(LONGEST)
+        raise ConfigurationError(f"a hold of {duration_text(seconds)} must be longer than 0, and at most {longest}")
     for what, text in (("reason", reason), ("author", by)):
         if len(text) > LONGEST_TEXT or SEPARATOR in text:
             raise ConfigurationError(f"the {what} of a hold has more than {LONGEST_TEXT} characters, or U+001F")

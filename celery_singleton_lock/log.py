@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.texts import printable
 
 _EMPTY = {"task": "", "task_id": "", "key": "", "holder": None}
 
@@ -21,9 +22,7 @@ def _escaped(argument: Any) -> Any:
         text = str(argument)
     except Exception:  # logging reports it
         return argument
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)
 
 
 class _Complete(logging.Filter):

@@ -10,6 +10,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.records import Lock
+from celery_singleton_lock.texts import printable
 
 #: What the node of a holder said about it.
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
@@ -54,11 +55,12 @@ class Release:
             return "free: nobody held it"
         if self.outcome == "changed":
             return "changed: the task that was asked about does not hold it any more"
+        node = printable(self.holder.node)
         said = {
-            RUNNING: f"{self.holder.node} runs this task",
-            UNKNOWN: f"{self.holder.node} does not run this task",
-            SILENT: f"{self.holder.node} did not answer",
-            UNREACHABLE: f"the broker could not be reached, so {self.holder.node} was not asked",
+            RUNNING: f"{node} runs this task",
+            UNKNOWN: f"{node} does not run this task",
+            SILENT: f"{node} did not answer",
+            UNREACHABLE: f"the broker could not be reached, so {node} was not asked",
             "": f"no body ran ({self.holder.state})",
         }[self.answer]
         return f"{self.outcome}: {said}; held by {self.holder}"

@@ -15,9 +15,9 @@ from celery_singleton_lock.cli.group import (
     keeps_records,
     node_option,
     option,
+    refuse_unknown,
     singleton,
     task_option,
-    warn_if_unknown,
 )
 from celery_singleton_lock.cli.output import print_json
 from celery_singleton_lock.clock import duration_text
@@ -49,7 +49,7 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
             _tell(done[0])
     else:
         done = _release_all(obj.app, task, node, force, dry_run, as_json)
-        warn_if_unknown(obj.app, task)
+        refuse_unknown(obj.app, task, done, node)
     raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
 
 

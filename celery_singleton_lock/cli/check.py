@@ -10,7 +10,8 @@ import click
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.cli.group import as_json, in_one_line, option, singleton
-from celery_singleton_lock.cli.output import print_json, printable
+from celery_singleton_lock.cli.output import print_json
+from celery_singleton_lock.texts import printable
 from celery_singleton_lock.verdict import NAMES, UNKNOWN, Verdict
 
 

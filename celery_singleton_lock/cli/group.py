@@ -15,6 +15,7 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.texts import printable
 from celery_singleton_lock.verdict import UNKNOWN
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -110,6 +111,23 @@ def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> l
 def keeps_records(app: Any) -> bool:
     """Tell whether the app's settings say that records are kept."""
     return bool(context_of(app).settings.stats)
+
+
+def refuse_unknown(app: Any, task: str, found: object, node: str = "") -> None:
+    """Raise an error if nothing was found and a name is probably misspelt; else warn as `warn_if_unknown`.
+
+    Raises:
+        _NoAnswer: no worker has registered the task.
+        Exit: the node has no locks.
+    """
+    if not found and task and (known := locks.tasks(app)) and task not in known:
+        raise _NoAnswer(f"no worker has registered a task or lock group {task!r}")
+    warn_if_unknown(app, task)
+    if not found and node:
+        nodes = sorted({lock.holder.node for lock in locks.list(app)} - {""})
+        listed = printable(", ".join(nodes)) or "none"
+        click.echo(f"no locks on node {printable(node)}; nodes with locks: {listed}", err=True)
+        raise click.exceptions.Exit(1)
 
 
 def warn_if_unknown(app: Any, task: str) -> None:

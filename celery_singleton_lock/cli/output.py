@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from io import StringIO
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import click
 
 from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.texts import printable
 
 Rows = Sequence[Sequence[str]]
 #: Above so many rows a table is not coloured: rich would need seconds for it.
@@ -56,13 +58,26 @@ def table_text(head: Sequence[str], rows: Rows) -> str:
     ]
     if len(rows) <= MOST_COLOURED and sys.stdout.isatty() and find_spec("rich"):
         return _coloured(head, rows)
-    line = "  ".join(f"{{:<{width}}}" for width in table_widths(head, rows)[:-1]) + "  {}"
-    return "\n".join(line.format(*row) for row in (head, *rows))
+    widths = table_widths(head, rows)
+    line = "  ".join(f"{{:<{width}}}" for width in widths[:-1]) + "  {}"
+    return "\n".join(line.format(*row) if "".join(row).isascii() else _padded(row, widths) for row in (head, *rows))
+
+
+def _padded(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = [cell + " " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+    return "  ".join(cells).rstrip()
 
 
 def table_widths(head: Sequence[str], rows: Rows) -> list[int]:
-    """Return the width of each column."""
-    return [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    """Return the width of each column on a terminal."""
+    return [max(map(_width, column)) for column in zip(head, *rows, strict=True)]
+
+
+def _width(text: str) -> int:
+    """Return how many columns a text needs: East Asian characters need two, and marks that are combined with others none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _coloured(head: Sequence[str], rows: Rows) -> str:
@@ -79,8 +94,3 @@ def _coloured(head: Sequence[str], rows: Rows) -> str:
     console = Console(file=out, force_terminal=True, width=width, height=25)
     console.print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
-
-
-def printable(text: str) -> str:
-    """Return a text in which control characters, which may come from errors of tasks, are escaped."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import time_text
-from celery_singleton_lock.cli.group import as_json, chosen_locks, lock_filters, singleton, task_option, warn_if_unknown
-from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table, printable
+from celery_singleton_lock.cli.group import (
+    as_json,
+    chosen_locks,
+    lock_filters,
+    refuse_unknown,
+    singleton,
+    task_option,
+    warn_if_unknown,
+)
+from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table
 from celery_singleton_lock.clock import duration_text
-from celery_singleton_lock.store.records import Run, Statistics
+from celery_singleton_lock.store.records import Run, Statistics, task_of
+from celery_singleton_lock.texts import printable
 
 _LABELS = {
     "acquired": "ACQUIRED",
@@ -32,7 +42,7 @@ HISTORY_HEAD = ("STARTED", "DURATION", "OUTCOME", "NODE", "PID", "TASK-ID", "KEY
 def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
     """List the locks that exist, the oldest first, and operators' holds."""
     found = chosen_locks(obj.app, **filters)
-    warn_if_unknown(obj.app, filters["task"])
+    refuse_unknown(obj.app, filters["task"], found, filters["node"])
     if as_json:
         print_json([lock.as_dict() for lock in found])
     elif found:
@@ -42,11 +52,14 @@ def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
 
 
 @singleton.command()
-@click.argument("key", metavar="KEY|TASK_ID")
+@click.argument("key", metavar="KEY|TASK_ID|TASK")
 @as_json
 @click.pass_obj
 def show(obj: Any, /, key: str, as_json: bool) -> None:
-    """Show who holds the lock with this KEY, or which lock the task with this id holds. Exits with 1 if there is none."""
+    """Show who holds the lock with this KEY, or which lock the task with this id holds. Exits with 1 if there is none.
+
+    KEY may also be the digest at its end. With the name of a TASK, show all its locks.
+    """
     found = locks.show(obj.app, key)
     if as_json:
         print_json([lock.as_dict() for lock in found])
@@ -54,12 +67,20 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
         name = "" if lock.key == key else f"{lock.key} is "
         counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}"
         is_counted = lock.since and not lock.holder.is_operators_hold
-        click.echo(f"{name}held by {printable(f'{lock.holder}')}{counts if is_counted else ''}")
+        click.echo(f"{name}held by {lock.holder}{counts if is_counted else ''}")
     if not found and ":lock:" not in key:
         warn_if_unknown(obj.app, "")
     if not (found or as_json):
-        click.echo("free" if ":lock:" in key else f"no lock is held by a task {key}; one that waits has none yet")
+        click.echo(_nobody(key, locks.tasks(obj.app)) if ":lock:" not in key else "free")
     raise click.exceptions.Exit(0 if found else 1)
+
+
+def _nobody(name: str, tasks: Sequence[str]) -> str:
+    if name in tasks:
+        return f"no lock of {printable(name)} is held"
+    if locks.is_digest(name):
+        return f"no lock with the digest {name.removeprefix('lock:')} is held"
+    return f"no lock is held by a task {printable(name)}; one that waits has none yet"
 
 
 @singleton.command()
@@ -73,7 +94,7 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
     long a lock was held.
     """
     found = locks.stats(obj.app, task)
-    warn_if_unknown(obj.app, task)
+    refuse_unknown(obj.app, task, any(one.counters or one.states or one.holds for one in found))
     if as_json:
         print_json([one.as_dict() for one in found])
     elif task:
@@ -107,7 +128,9 @@ def _stats_row(one: Statistics) -> tuple[str, ...]:
 @click.pass_obj
 def history(obj: Any, /, task: str, as_json: bool) -> None:
     """Show the last runs of a TASK or lock group, or those under one KEY; the one that ended last comes first."""
-    runs = locks.history(obj.app, task)
+    runs, is_key = locks.history(obj.app, task), "}:lock:" in task
+    if not (runs or is_key) and obj.app.conf.get("singleton_lock_history") != 0:
+        refuse_unknown(obj.app, task, runs)
     if as_json:
         print_json([run.as_dict() for run in runs])
     elif runs:
@@ -115,8 +138,16 @@ def history(obj: Any, /, task: str, as_json: bool) -> None:
     elif obj.app.conf.get("singleton_lock_history") == 0:
         click.echo("no runs are kept, as singleton_lock_history is 0")
     else:
-        warn_if_unknown(obj.app, "" if ":lock:" in task else task)
-        click.echo("no runs")
+        click.echo(_no_runs(obj.app, task if is_key else ""))
+
+
+def _no_runs(app: Any, key: str) -> str:
+    """Say that there are no runs, and under a key, how far the history of its task reaches."""
+    name = task_of(key.rpartition(":lock:")[0])
+    kept = locks.history(app, name) if key else ()
+    if not kept:
+        return "no runs"
+    return f"no runs under this key among the last {len(kept)} of {name}; the first of these ended at {time_text(kept[-1].ended)}"
 
 
 def _run_row(run: Run) -> tuple[str, ...]:

@@ -132,6 +132,6 @@ def numbers(output: Any) -> tuple[float, float, float]:
 
 def test_text() -> None:
     """The text of a hold leaves out what is not known."""
-    assert "an operator's hold (expires in 5.0 s)" == str(Holder(remaining=5, state="held"))
+    assert "an operator's hold (expires in 5.0s)" == str(Holder(remaining=5, state="held"))
     known = Holder(age=60.0, remaining=5.0, state="held", by="ann", reason="a move")
-    assert "an operator's hold (by ann, a move, for 60.0 s, expires in 5.0 s)" == str(known)
+    assert "an operator's hold (by ann, a move, for 1m, expires in 5.0s)" == str(known)

@@ -232,8 +232,8 @@ def test_superseded(
 @pytest.mark.parametrize(
     ("holder", "text"),
     [
-        (Holder("a", "node", 4711, 1.0, 2.0), "task a on node (pid 4711, for 1.0 s, expires in 2.0 s)"),
-        (Holder("a", age=1.0, remaining=2.0, state="queued"), "task a (queued for 1.0 s, expires in 2.0 s)"),
+        (Holder("a", "node", 4711, 1.0, 2.0), "task a on node (pid 4711, for 1.0s, expires in 2.0s)"),
+        (Holder("a", age=1.0, remaining=2.0, state="queued"), "task a (queued for 1.0s, expires in 2.0s)"),
         (Holder("a", state="queued"), "task a (queued)"),  # the first in line
         (Holder("a"), "task a"),  # whose result `Join` waits for
         (Holder(), "another task"),

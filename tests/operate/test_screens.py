@@ -1,0 +1,173 @@
+"""What the commands show is what is so: names of any kind are found, typos are told, and no foreign text steers the terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from celery_singleton_lock import locks
+from celery_singleton_lock.cli import output, singleton
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.records import Noted
+from tests.servers import RedisServer
+
+TASK = "shop.sync"
+BASE = f"singleton:{{{TASK}}}"
+EVIL = "a\x1b[2J\nb"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as found:
+        yield found
+
+
+@pytest.fixture
+def app(server: RedisServer) -> Iterator[Celery]:
+    changes = {"singleton_lock_url": server.url(), "singleton_lock_history": 3}
+    app = Celery("screens", broker="memory://", set_as_current=False, changes=changes)
+    store: Any = context_of(app).store
+    store.command("FLUSHALL")
+    store.records().add_tasks("singleton:tasks", {TASK: TASK, "shop.idle": "shop.idle", "shop.bill": "customers"})
+    yield app
+    app.close()
+
+
+def command(app: Celery, *words: str) -> Result:
+    return CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app))
+
+
+def acquire(app: Celery, digit: str = "a", task_id: str = "", node: str = "w1@host", **more: Any) -> LeaseRequest:
+    wanted = LeaseRequest(BASE, digit * 32, secrets.token_hex(8), 600.0, task_id or f"task-{digit}", node, 4711, **more)
+    context_of(app).store.acquire(wanted)
+    return wanted
+
+
+# -- show ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [TASK, "a" * 32, f"lock:{'a' * 32}", "task-a"])
+def test_show_by_any_name(app: Celery, name: str) -> None:
+    """A task's name, the digest of a key, the end of a key and the id of a task are found, as a whole key is."""
+    wanted = acquire(app)
+    done = command(app, "show", name)
+    assert (0, True) == (done.exit_code, f"{wanted.lock} is held by task task-a on w1@host " in done.output), (
+        done.output
+    )
+    assert [wanted.lock] == [lock.key for lock in locks.show(app, name)]
+
+
+def test_show_all_that_keeps_it_from_starting(app: Celery) -> None:
+    """By its digest, a signature is shown with all its slots, and with the hold of its whole task."""
+    acquire(app, limit=2)
+    acquire(app, task_id="second", limit=2)
+    acquire(app, "b")
+    locks.hold(app, 60, task=TASK)
+    assert 3 == len(locks.show(app, "a" * 32))
+    assert 4 == len(locks.show(app, TASK))
+
+
+def test_show_what_is_free(app: Celery) -> None:
+    """What nobody holds is free, if the name is known; a name that nobody knows may be a task's id."""
+    for name, said in [
+        ("shop.idle", "no lock of shop.idle is held\n"),
+        ("c" * 32, f"no lock with the digest {'c' * 32} is held\n"),
+        ("task-x", "no lock is held by a task task-x; one that waits has none yet\n"),
+    ]:
+        done = command(app, "show", name)
+        assert (1, said) == (done.exit_code, done.output)
+    grouped = command(app, "show", "shop.bill")
+    assert (3, True) == (grouped.exit_code, "name 'customers' instead" in grouped.output)
+
+
+# -- history ------------------------------------------------------------------------------------
+
+
+def test_history_that_has_gone_on(app: Celery) -> None:
+    """If no run under a key is kept, the command says how far the history of the task reaches."""
+    wanted = acquire(app)
+    none = command(app, "history", wanted.lock)
+    assert (0, "no runs\n") == (none.exit_code, none.output)
+    for number in range(5):
+        one = acquire(app, "bcdef"[number])
+        one.noted = Noted(outcome="success")
+        context_of(app).store.release(one, True)
+    done = command(app, "history", wanted.lock)
+    assert done.output.startswith(
+        f"no runs under this key among the last 3 of {TASK}; the first of these ended at 2"
+    ), done.output
+    assert 2 == len(command(app, "history", one.lock).output.splitlines())
+
+
+# -- names that nobody knows --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("list",), ("stats",), ("release",), ("list", "--json")])
+def test_unknown_task(app: Celery, words: tuple[str, ...]) -> None:
+    """A name of a task that no worker has registered, and of which there is no lock, is no answer: the status is 3."""
+    acquire(app)
+    done = command(app, *words, "--task", "shop.snyc")
+    assert (3, True) == (done.exit_code, "no worker has registered a task or lock group 'shop.snyc'" in done.output)
+    assert 0 == command(app, *words, "--task", "shop.idle").exit_code
+    history = command(app, "history", "shop.snyc")
+    assert 3 == history.exit_code
+
+
+@pytest.mark.parametrize("words", [("list",), ("release", "--dry-run")])
+def test_unknown_node(app: Celery, words: tuple[str, ...]) -> None:
+    """A node without locks may be a typo: the command names those with locks, and exits with 1."""
+    acquire(app)
+    done = command(app, *words, "--node", "w1@hots")
+    assert (1, True) == (done.exit_code, "no locks on node w1@hots; nodes with locks: w1@host\n" in done.output)
+    context_of(app).store.command("FLUSHALL")  # type: ignore[attr-defined]
+
+
+# -- foreign texts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "KEY"), ("show", TASK), ("list",), ("release", "KEY"), ("release", "--task", TASK)]
+)
+def test_terminal_is_not_steered(app: Celery, words: tuple[str, ...]) -> None:
+    """Escapes and line ends in the id of a task, in the name of a node and in a reason are shown as text."""
+    wanted = acquire(app, task_id=EVIL, node=f"{EVIL}@host")
+    locks.hold(app, 60, task=TASK, by=EVIL, reason=EVIL)
+    done = command(app, *[wanted.lock if word == "KEY" else word for word in words])
+    assert "\x1b" not in done.output
+    assert "a\\x1b[2J\\nb" in done.output
+    assert EVIL not in f"{Holder(EVIL, EVIL, 1, 2.0, 3.0)} {Holder(state='held', by=EVIL)}"
+
+
+# -- widths and units ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_wide_characters(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    """A key stays whole, and columns are in line, where the names of tasks have wide characters."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    key = f"singleton:{{{'商店' * 20}}}:lock:{'0' * 32}"
+    text = output.table_text(("TASK", "STATE", "KEY"), [("商店" * 20, "running", key), ("b", "held", "k")])
+    plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in text.splitlines()]
+    assert plain[1].endswith(key)
+    assert "商店" * 20 + "  running" in plain[1]
+    assert "b" + " " * 81 + "held" in plain[2]
+
+
+def test_one_unit(app: Celery) -> None:
+    """Times are written in one way everywhere: `1h30m`."""
+    assert "task a on n (pid 1, for 1h30m, expires in 28s)" == str(Holder("a", "n", 1, 5400.1, 28.3))
+    refused = command(app, "hold", "--task", TASK, "--for", "400d")
+    assert "a hold of 400d must be longer than 0, and at most 366d" in refused.output
+    shown = json.loads(command(app, "list", "--json").output)
+    assert [] == shown
