@@ -891,6 +891,71 @@ def test_bad_url_is_refused(url: str) -> None:
         connector(url, {})
 
 
+#: Options that redis-py's URLs take; a value each.
+SERVED = {
+    "db": "3", "client_name": "x", "socket_keepalive": "yes", "socket_read_size": "100", "protocol": "3",
+    "legacy_responses": "no", "decode_responses": "no", "encoding": "utf-16", "encoding_errors": "ignore",
+    "health_check_interval": "1", "max_connections": "1", "retry_on_error": "ReadOnlyError", "retry_on_timeout": "yes",
+    "socket_timeout": "0", "socket_connect_timeout": "0", "timeout": "1", "connection_class": "x",
+}  # fmt: skip
+REFUSED = [
+    "command_packer", "driver_info", "event_dispatcher", "himport_registry", "maint_notifications_config", "parser_class",
+    "maint_notifications_pool_handler", "orig_socket_timeout", "redis_connect_func", "retry", "single_connection_client",
+    "socket_keepalive_options", "socket_type", "ssl_validate_ocsp", "visibility_timeout",
+]  # fmt: skip
+
+
+def each_verb(store: RedisStore, one: LeaseRequest) -> None:
+    """Use a store as tasks and operators do."""
+    assert store.acquire(one).status is AcquireStatus.GRANTED
+    assert [RenewResult.RENEWED] == store.renew([one])
+    records = store.records()
+    records.add_tasks("tasks", {"a": "b"})
+    assert {"a": "b"} == records.tasks("tasks")
+    records.hold(one.base, "*", 1.0)
+    assert 2 == len(list(records.locks(one.base)))
+    assert records.unhold(one.base, "*")
+    assert 1 == records.counters(one.base)["acquired"]
+    assert "redis_version" in records.server()
+    assert store.eviction_policy()
+    store.release(one, success=True)
+    assert 1 == len(records.history(one.base))
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_option_of_a_url(redis_server: RedisServer, lease_request: MakeRequest, name: str) -> None:
+    """An option of redis-py's URLs is used, or does not count, as the store decides it: each verb works."""
+    store = RedisStore(connector(f"{redis_server.url()}?{name}={SERVED[name]}", {}), history=5)
+    each_verb(store, lease_request())
+    store.close()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_option_of_a_url_that_is_refused(name: str) -> None:
+    """An option that a URL cannot express, or that nothing knows, is refused and named."""
+    with pytest.raises(ConfigurationError, match=f"singleton_lock_url: the option {name} cannot be used"):
+        connector(f"redis://127.0.0.1:1/0?{name}=1", {})
+
+
+@pytest.mark.parametrize(
+    ("option", "says"), [("ssl_cert_reqs=none", "needs rediss://"), ("protocol=x", "protocol"), ("db=x", "db")]
+)
+def test_value_of_an_option_that_is_refused(option: str, says: str) -> None:
+    """A value that cannot be used is refused, and its option named."""
+    with pytest.raises(ConfigurationError, match=f"singleton_lock_url.*{says}"):
+        connector(f"redis://127.0.0.1:1/0?{option}", {})
+
+
+@pytest.mark.parametrize("password", ["1#x", "pa#x", "1?x", "pa?x", "1/2", "pa/x", "pa#x?y/z"])
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "valkey"])
+@pytest.mark.parametrize("user", ["", "u"])
+def test_unquoted_password(password: str, scheme: str, user: str) -> None:
+    """A password with a character that ends the host deserves a hint; it is not shown, and no other host is used."""
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_url.*must be percent-encoded: %23") as refused:
+        connector(f"{scheme}://{user}:{password}@127.0.0.1:6379/0", {})
+    assert password not in str(refused.value)
+
+
 def test_password_is_not_shown_for_a_bad_url() -> None:
     """The refusal of a URL does not show its password."""
     with pytest.raises(ConfigurationError) as refused:

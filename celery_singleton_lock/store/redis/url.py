@@ -22,8 +22,21 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.store.redis.connection import with_deadline
 
 _RESP2 = {"protocol": 2} if int(__version__.split(".")[0]) >= 5 else {}  # redis-py 4 knows no other
-#: Options of redis-py in a URL that the store decides itself.
-_OWN_OPTIONS = ("connection_class", "socket_timeout", "socket_connect_timeout", "retry_on_timeout", "max_connections")
+#: Options of redis-py in a URL that the store decides itself. It always speaks RESP2.
+_OWN_OPTIONS = {
+    "connection_class", "decode_responses", "encoding", "encoding_errors", "health_check_interval", "legacy_responses",
+    "max_connections", "protocol", "retry_on_error", "retry_on_timeout", "socket_connect_timeout", "socket_timeout", "timeout",
+}  # fmt: skip
+#: Options that a URL may have. An older redis-py may not know all of them.
+_TLS_OPTIONS = {
+    "ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_ciphers",
+    "ssl_exclude_verify_flags", "ssl_include_verify_flags", "ssl_keyfile", "ssl_min_version", "ssl_password",
+}  # fmt: skip
+_OPTIONS = {
+    *_TLS_OPTIONS, "client_name", "credential_provider", "db", "host", "lib_name", "lib_version", "password", "path", "port",
+    "socket_keepalive", "socket_read_size", "username",
+}  # fmt: skip
+_HINT = "in a user name or password, # ? / : @ must be percent-encoded: %23 %3F %2F %3A %40"
 
 _parse_url: Any = parse_url  # untyped in redis-py, as the next two
 _Sentinel: Any = Sentinel
@@ -53,8 +66,9 @@ def connector(
         raise
     except TypeError as error:  # an option that redis-py does not know
         raise ConfigurationError(f"singleton_lock_url: {error}") from None
-    except (ValueError, RedisError):  # whose text may show a part of a password
-        raise ConfigurationError("singleton_lock_url cannot be read; are special characters percent-encoded?") from None
+    except (ValueError, RedisError) as error:  # whose text may show a part of a password
+        said = str(error) if re.fullmatch(r"Invalid value for '\w+' in connection URL\.", str(error)) else _HINT
+        raise ConfigurationError(f"singleton_lock_url cannot be read: {said}") from None
 
 
 def _direct(
@@ -63,16 +77,34 @@ def _direct(
     url = re.sub("^valkey(s?)://", r"redis\1://", url)
     if url.startswith("redis+socket://"):  # Celery's spelling of redis-py's unix:///path?db=1
         url = url.replace("redis+socket", "unix", 1).replace("virtual_host=", "db=")
-    elif not re.fullmatch(r"/*\d*", urlsplit(url).path):  # redis-py would use database 0
-        raise ConfigurationError("singleton_lock_url: the path must be the number of a database")
+    else:
+        _refuse_unquoted(url)
     found = {name: value for name, value in _parse_url(url).items() if name not in _OWN_OPTIONS}
+    has_tls = url.startswith("rediss:") or bool(tls)
+    for name in found:
+        if name not in _OPTIONS or (name in _TLS_OPTIONS and not has_tls):
+            why = "needs rediss://" if name in _TLS_OPTIONS else "cannot be used"
+            raise ConfigurationError(f"singleton_lock_url: the option {name} {why}")
     provider = found.pop("credential_provider", None) or options.get("credential_provider")
     kind: Any = UnixDomainSocketConnection if "path" in found else Connection
-    if url.startswith("rediss:") or tls:
+    if has_tls:
         kind, found = SSLConnection, _with_tls({**(tls or {}), **found})
     kind, wanted = with_deadline(kind), _with_credentials({**wanted, **found}, provider)
     kind(**wanted)  # raises TypeError for an option that it does not know
     return lambda: kind(**wanted)
+
+
+def _refuse_unquoted(url: str) -> None:
+    """Refuse a URL whose host ends too early, as by a # in the password: it would name another server, or another database.
+
+    Raises:
+        ConfigurationError: the URL shows that.
+    """
+    parts = urlsplit(url)
+    if parts.fragment or any("@" in field and "=" not in field for field in (parts.path, *parts.query.split("&"))):
+        raise ConfigurationError(f"singleton_lock_url names no host after its login: {_HINT}")
+    if not re.fullmatch(r"/*\d*", parts.path):  # redis-py would use database 0
+        raise ConfigurationError("singleton_lock_url: the path must be the number of a database")
 
 
 def _by_sentinel(
