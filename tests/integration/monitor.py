@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 
@@ -40,6 +41,8 @@ class Monitor:
 
     def _listen(self) -> None:
         with redis.Redis.from_url(self._url, socket_timeout=None).monitor() as monitor:
+            # redis-py 4 looks for the last bracket of a line, which may be in the text of a script.
+            monitor.monitor_re = re.compile(r"\[(\d+) (.*?)\] (.*)")
             self._ready.set()
             for line in monitor.listen():
                 sender = f"{line['client_address']}:{line['client_port']}"

@@ -241,6 +241,15 @@ def wait_until_idle(env: WorkerEnvironment, node: LocalWorkerNode) -> None:
     until(lambda: is_idle() and is_idle(), f"{name} has nothing left")
 
 
+def test_the_text_of_a_script_is_no_command(own_store: RedisServer) -> None:
+    """A script that is sent as a text, with any brackets, is read as one command of its sender."""
+    client = redis.Redis.from_url(own_store.url())
+    client.ping()
+    with contextlib.closing(client), Monitor(own_store.url()) as monitor:
+        client.eval("local list = {KEYS[1] , ARGV[1] } return #list", 1, "key", "argument")
+    assert ["EVAL"] == [command.split(" ")[0] for command in monitor.commands]
+
+
 def test_every_policy_is_counted() -> None:
     """Each policy that has a name is in the tables."""
     assert {DUPLICATES[policy].job for policy in NAMED} <= set(RUNS)
