@@ -414,6 +414,18 @@ def test_redelivery_and_line(deliveries: Deliveries) -> None:
     assert deliveries.store.release(holder, success=True) == Released(redelivery_waits=True, message="message a")
 
 
+@pytest.mark.parametrize("starts", ["a", "b"])
+def test_copy_between_naming_and_start(deliveries: Deliveries, starts: str) -> None:
+    """A copy of a message that was named is no redelivery: neither the message nor one that replaces it ends as if one waited."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    deliveries.store.release(holder, success=True)
+    assert HELD is deliveries.copy("a", 1.5).status
+    started = deliveries.request(starts, Place(f"ticket {starts}", 0.5, room=1, replace=True))
+    assert deliveries.store.acquire(started).status is GRANTED
+    assert deliveries.store.release(started, success=True) == Released()
+
+
 def test_store_that_lost_its_line(backing: Backing, deliveries: Deliveries) -> None:
     """After a loss of data each copy joins again, or starts if the lock is free; no message needs the line to run."""
     deliveries.held()

@@ -65,6 +65,20 @@ def renewed(deliveries: Deliveries, *leases: LeaseRequest) -> list[RenewResult]:
     return deliveries.store.renew(leases)
 
 
+@pytest.mark.parametrize("starts_from", ["its own reservation", "its turn"])
+def test_lease_after_one_that_was_asked_to_stop(deliveries: Deliveries, starts_from: str) -> None:
+    """A new lease is not asked to stop because its token's former one was: an acquire may be executed after the release."""
+    holder = deliveries.held()
+    deliveries.join("a")
+    kept = Kept("queued", 100.0, queued_token("holder")) if starts_from == "its own reservation" else None
+    deliveries.store.release(holder, False, None, kept)
+    place = Place("ticket holder", 0.5, stop=True)
+    again = deliveries.request("holder", place, token=holder.token)
+    assert deliveries.store.acquire(again).status is GRANTED
+    assert 0 == deliveries.acquire("b")[1].asked
+    assert [RenewResult.RENEWED] == renewed(deliveries, again)
+
+
 def test_holder_is_asked_to_stop(deliveries: Deliveries, backing: Backing) -> None:
     """Once a message has joined to replace the holder, each renewal of the holder says so, and extends the lease as before."""
     holder = deliveries.held()

@@ -44,7 +44,7 @@ if owner and owner ~= ARGV[1] then
     local left = hold_left > 0 and hold_left or redis.call('PTTL', KEYS[1])
     return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7]}
   end
-  redis.call('HDEL', KEYS[1], 'state')
+  redis.call('HDEL', KEYS[1], 'state', 'stop')
   owner = nil
 end
 if not owner then

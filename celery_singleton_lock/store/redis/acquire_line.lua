@@ -50,7 +50,7 @@ if is_turn and ARGV[1] == 'queued:line' then
 end
 --@named
 if is_turn and owner then
-  redis.call('HDEL', KEYS[1], 'state', 'named')
+  redis.call('HDEL', KEYS[1], 'state', 'named', 'redelivered', 'stop') -- of what came before this start
   owner = nil
 elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~= 'queued:' .. ARGV[3] then
   local waits = redis.call('ZSCORE', line, ticket)
