@@ -339,6 +339,17 @@ def test_reacquired_after_a_loss_of_data(backing: Backing, lease_request: MakeRe
     assert holders[1].task_id == (store.release(holders[0], success=True), refused(store, lease_request(limit=2)))[1]
 
 
+def test_reacquired_slot_is_known_at_once(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
+    """A slot that was reacquired is found, before its next renewal, by who looks for holders or allows fewer of them."""
+    store, holders = backing.store, fill(2)
+    fence = store.acquire(holders[1]).fence
+    backing.lose()
+    assert (RenewResult.RENEWED, True) == store.reacquire(holders[1], fence)
+    found = store.holder(holders[1].slot_lock(0), holders[1].slots)
+    assert found is not None
+    assert holders[1].task_id == found.task_id == refused(store, lease_request(limit=1))
+
+
 def test_slot_that_a_newcomer_has_by_now(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
     """After a loss of data a holder does not reacquire a slot that a newcomer has or had; the others are untouched."""
     store, holders = backing.store, fill(3)

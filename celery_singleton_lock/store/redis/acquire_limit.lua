@@ -3,8 +3,8 @@
 -- a redelivery; else the oldest one if `slot_limit` slots are held; else the first free one.
 -- Slot 0 is the lock itself, slot n is <lock>:<n>. `slots` is the set of the numbers above 0 that may be held. Slots below the limit are
 -- found without it too. It tells which slots are held above the limit, by requests with a higher one. It lives as long as the leases
--- in these slots, as grants and renewals extend it. What does not hold: if the set is lost, requests with a lower limit do not
--- count the slots above that limit until they were renewed (twice, if the locks were lost too). A request without a limit counts slot 0 alone.
+-- in these slots, as grants, renewals and reacquiring extend it. What does not hold: if the set is lost, requests with a lower limit do not
+-- count the slots above that limit until they were renewed or reacquired. A request without a limit counts slot 0 alone.
 local slot, live = 0, 0 -- live: how many slots are held
 do
   local first, limit, held, own, same, oldest, least = KEYS[1], slot_limit + 0, {}

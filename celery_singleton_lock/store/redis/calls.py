@@ -64,7 +64,9 @@ def acquire_call(wanted: LeaseRequest, history: int | None) -> ScriptCall:
 def reacquire_call(wanted: LeaseRequest, fence: int, history: int | None) -> ScriptCall:
     """Return the call that acquires a missing lock again."""
     registry, stats, _ = record_keys(wanted.base)
-    parts = () if history is None else (Part("recorded", (registry, stats)), _ENTRY)
+    parts = [] if history is None else [Part("recorded", (registry, stats)), _ENTRY]
+    if wanted.limit:
+        parts.append(Part("slot", (wanted.slots,)))
     return _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence), parts)
 
 

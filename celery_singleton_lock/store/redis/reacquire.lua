@@ -20,5 +20,6 @@ if not owner then
   if (redis.call('GET', KEYS[3]) or 0) + 0 < ARGV[7] + 0 then redis.call('SET', KEYS[3], ARGV[7]) end
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+--@slot
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
 return {lost and 'lost' or 'renewed', owner and 0 or 1}

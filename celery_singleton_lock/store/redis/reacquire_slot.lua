@@ -1,0 +1,7 @@
+-- KEYS slots
+-- Notes a slot as held again, so that requests with a lower limit count it (see acquire_limit.lua).
+local number = string.match(KEYS[1], ':lock:[^:]+:(%d+)$')
+if number then
+  redis.call('SADD', slots, number)
+  redis.call('PEXPIRE', slots, math.max(ARGV[2], redis.call('PTTL', slots)))
+end
