@@ -11,6 +11,7 @@ from celery_singleton_lock.store import protocol
 from celery_singleton_lock.store.memory_line import Line
 from celery_singleton_lock.store.memory_records import Record, Records
 from celery_singleton_lock.store.protocol import (
+    LINE_TOKEN,
     AcquireResult,
     AcquireStatus,
     Kept,
@@ -18,6 +19,7 @@ from celery_singleton_lock.store.protocol import (
     Place,
     Released,
     RenewResult,
+    queued_token,
 )
 from celery_singleton_lock.store.records import RecordStore
 
@@ -35,100 +37,109 @@ class MemoryStore(Records):
             completed = self._find(wanted.completed) if wanted.redelivered else None
             if completed and completed.token == "success":
                 return AcquireResult(AcquireStatus.COMPLETED)
+            if completed:
+                remaining = completed.expires - self._clock()
+                return AcquireResult(AcquireStatus.HELD, Holder(wanted.task_id, remaining=remaining))
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
-            record = completed or self._find(lock)
-            if wanted.place and wanted.place.stop and (status := self._is_replaced(wanted, record)):
-                return self._refused(wanted, status)
-            is_reserved = record is not None and record.token == protocol.queued_token(wanted.task_id) != wanted.token
-            if is_reserved:
-                record = self._records.pop(lock) and None
-            if wanted.place and not completed and not is_reserved:
-                answer = self._in_line(wanted, wanted.place, lock, record)
-                if answer:
-                    return answer
-                record = self._find(lock)
-            if record and record.token != wanted.token:
-                record.redelivered = record.redelivered or record.task_id == wanted.task_id
-                return AcquireResult(AcquireStatus.HELD, self._holder(record))
-            if record is None and not self._start(wanted):
+            answer = self._in_line(wanted, wanted.place, lock) if wanted.place else self._is_held(wanted, lock)
+            if answer:
+                return answer
+            record = self._find(lock)
+            if (record is None or record.token != wanted.token) and not self._start(wanted):
+                self._records.pop(lock, None)  # a reservation of this message
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
-            return AcquireResult(AcquireStatus.GRANTED, fence=self._grant(wanted, lock), slot=slot)
+            fence = self._grant(wanted, lock)
+            if wanted.place and not wanted.queued:
+                self._records[lock].line = self._line(wanted).start(wanted, wanted.place)
+            return AcquireResult(AcquireStatus.GRANTED, fence=fence, slot=slot)
 
-    def _in_line(self, wanted: LeaseRequest, place: Place, lock: str, record: Record | None) -> AcquireResult | None:
+    def _is_held(self, wanted: LeaseRequest, lock: str) -> AcquireResult | None:
+        """Answer a request for which no line counts, or return None if the lock is to be granted."""
+        record = self._find(lock)
+        if record is None or record.token in (wanted.token, queued_token(wanted.task_id)):
+            return None
+        record.redelivered = record.redelivered or record.task_id == wanted.task_id
+        return AcquireResult(AcquireStatus.HELD, self._holder(record))
+
+    def _in_line(self, wanted: LeaseRequest, place: Place, lock: str) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
-        line = self._line(wanted)
-        refused = line.refused(place)
-        if refused:
-            return self._refused(wanted, refused)
+        line, record = self._line(wanted), self._find(lock)
+        status = line.refused(place) or (self._is_replaced(wanted, record) if place.stop else None)
+        if status:
+            return self._refused(wanted, status)
+        head = line.head(place.ticket, place.replace)
         asked, record = self._ask_to_stop(wanted, place, record)
-        is_reserved = record is not None and record.token == protocol.LINE_TOKEN
-        is_turn = self._is_turn(wanted, place, line, record)
-        is_copy = wanted.token == protocol.LINE_TOKEN
-        is_turn = is_turn and not (is_copy and record and record.named)
-        if is_turn and is_copy and (record is None or is_reserved):
+        is_reserved = record is not None and record.token == LINE_TOKEN
+        is_turn = self._is_turn(wanted, place, line, head, record)
+        if is_turn and wanted.token == LINE_TOKEN:
             line.keep_turn(wanted, place)
-            if wanted.limit:  # it acquires no slot
+            if wanted.limit and record is None:  # it acquires no slot
                 return AcquireResult(AcquireStatus.GRANTED)
-        if record and is_reserved and is_turn:
-            record = self._records.pop(lock) and None
-        if (record is None and is_turn) or (record and record.token == wanted.token and not is_reserved):
-            if not wanted.queued:
-                line.use(place.ticket, str(place.copy))
-                line.leave_twin(wanted.task_id)
-                line.quiet_latest = line.quiet_latest if not place.quiet else 0.0
+        if is_turn:
+            self._records.pop(lock, None)
+            return None
+        if record and not is_reserved and record.token in (wanted.token, queued_token(wanted.task_id)):
             return None
         if not place.room and line.is_outdated(place):
             return AcquireResult(AcquireStatus.DROPPED)
-        if place.room:
-            line.join(wanted, place)
-        first = line.waiting.get(line.head())
-        task_id, is_waiting = first.task_id if first else "", place.ticket in line.waiting
-        waiting, ahead = len(line.waiting), line.ahead(place.ticket)
+        if place.room and line.join(wanted, place):
+            head = head or place.ticket
+            if record:
+                record.line = True
+        return self._waits(wanted, place, line, head, record, asked)
+
+    def _waits(
+        self, wanted: LeaseRequest, place: Place, line: Line, head: str, record: Record | None, asked: float
+    ) -> AcquireResult:
+        """Answer a message that does not start: who holds the lock, and the line."""
         if record and record.task_id == wanted.task_id:
             record.redelivered = True
+        task_id = line.waiting[head].task_id if head else ""
         holder = self._holder(record) or Holder(task_id, state="queued")
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, line.quiet, asked, ahead)
+        quiet, is_waiting = line.quiet if place.quiet else 0.0, place.ticket in line.waiting
+        waiting, ahead = len(line.waiting), line.ahead(place.ticket)
+        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead)
 
     def _refused(self, wanted: LeaseRequest, status: AcquireStatus) -> AcquireResult:
         """Answer a message for which another one stands, naming the one that waits."""
         line = self._line(wanted)
-        first = line.waiting.get(line.head()) if status is AcquireStatus.SUPERSEDED else None
+        first = next(iter(line.waiting.values()), None) if status is AcquireStatus.SUPERSEDED else None
         return AcquireResult(status, head=first.task_id if first else "")
 
-    def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, record: Record | None) -> bool:
-        """Tell whether this message may start once the lock or a slot is free: in its turn, or if it was published."""
-        is_turn = line.head(place.ticket, place.replace) in ("", place.ticket)
+    def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, head: str, record: Record | None) -> bool:
+        """Tell whether this message may start: in its turn, or if it was published, once the lock or a slot is free."""
+        owner, is_copy = record and record.token, wanted.token == LINE_TOKEN
+        if place.quiet:
+            is_newcomer = not place.ticket or (place.room and not line.quiet_latest)
+            if is_newcomer and owner != wanted.token and (owner != LINE_TOKEN or line.quiet):
+                line.disturb(place, head)
+        if owner not in (None, LINE_TOKEN):
+            return False
+        is_turn = head in ("", place.ticket) and not (record and is_copy and record.named)
         if wanted.limit and record is None:
             is_turn = line.is_turn(place.ticket, self._free_slots(wanted.slot_lock(0), wanted.limit))
-        is_turn = is_turn or bool(place.ticket and not place.room and wanted.token != protocol.LINE_TOKEN)
-        if place.quiet:
-            is_reserved = record is not None and record.token == protocol.LINE_TOKEN and not line.quiet
-            is_newcomer = not place.ticket or (place.room and not line.quiet_latest)
-            if is_newcomer and not is_reserved and (record is None or record.token != wanted.token):
-                line.disturb(place)
-            is_turn = is_turn and not line.quiet
-        return is_turn
+        is_turn = is_turn or bool(place.ticket and not place.room and not is_copy)
+        return is_turn and not (place.quiet and line.quiet)
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         with self._mutex:
             line, record = self._line(wanted), self._find(wanted.lock)
-            is_reserved = record is not None and record.token == protocol.LINE_TOKEN
+            is_reserved = record is not None and record.token == LINE_TOKEN
             is_turn = record is not None and is_reserved and (not record.named or line.head() == ticket)
-            line.use(ticket, "")
+            line.use(ticket)
             if wanted.limit:
                 return line.next_turn(self._free_slots(wanted.slot_lock(0), wanted.limit), wanted.ttl)
             return self._name_next(line, wanted.lock, wanted.ttl) if is_turn else ""
 
-    def _name_next(self, line: Line | None, lock: str, ttl: float) -> str:
+    def _name_next(self, line: Line, lock: str, ttl: float) -> str:
         """Reserve a lock for the head of the line and return its message, or delete it."""
-        head = line.head_to_name() if line else ""
-        record = self._records.pop(lock)
-        if not (line and head):
+        head, record = line.head_to_name(), self._records.pop(lock)
+        if not head:
             return ""
         self._records[lock] = replace(
             record,
-            token=protocol.LINE_TOKEN,
+            token=LINE_TOKEN,
             task_id=line.waiting[head].task_id,
             expires=self._clock() + ttl,
             state="queued",
@@ -140,10 +151,13 @@ class MemoryStore(Records):
     def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
         record = self._find(lock)
-        if record is None:
-            fence = self._note_fence(wanted.base, lock, wanted.ttl, fence)
+        if record is None or record.token != wanted.token:  # a reservation of this message
+            line = record is not None and record.line
+            if fence is None:
+                fence = self._new_fence(wanted.base)
+                self._note_fence(wanted.base, lock, fence, wanted.ttl, oldest=fence - wanted.ttl * 1e6)
             record = Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
-            record.state = "queued" if wanted.queued else record.state
+            record.state, record.line = "queued" if wanted.queued else record.state, line
             record.limit = wanted.limit
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
@@ -169,15 +183,15 @@ class MemoryStore(Records):
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         with self._mutex:
-            recent_key = f"{wanted.base}:recent:{wanted.lock}"
-            record, recent = self._find(wanted.lock), self._find(recent_key)
+            record, recent = self._find(wanted.lock), self._recent_fences(wanted.base).get(wanted.lock, 0)
             result = self._renew(wanted)
             if result in (RenewResult.REVOKED, RenewResult.NOT_OWNER):
                 return result, False
             self._grant(wanted, wanted.lock, fence)
-            if recent and recent.fence > fence:  # another held it in between, which a second call must find too
-                self._records[recent_key] = recent
+            if recent > fence:  # another held it in between, which a second call must find too
                 return RenewResult.LOST, record is None
+            if record is None:
+                self._note_fence(wanted.base, wanted.lock, fence, wanted.ttl)
             return RenewResult.RENEWED, record is None
 
     def release(
@@ -192,16 +206,18 @@ class MemoryStore(Records):
             finishing, message = f"finishing:{wanted.token}", ""
             if record and record.token == wanted.token:
                 digest = lock.removeprefix(f"{wanted.base}:lock:").partition(":")[0]
-                line = self._lines.get(f"{wanted.base}:{digest}")
+                line = self._line_of(wanted.base, digest)
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)
                 elif record.limit:
                     del self._records[lock]
                     free = self._free_slots(f"{wanted.base}:lock:{digest}", record.limit)
-                    message = line.next_turn(free, wanted.ttl) if line else ""
-                else:
+                    message = line.next_turn(free, wanted.ttl)
+                elif record.line:
                     message = self._name_next(line, lock, wanted.ttl)
+                else:
+                    del self._records[lock]
                 self._records.pop(wanted.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
@@ -244,7 +260,9 @@ class MemoryStore(Records):
                 ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
                 if record.state == "running":
                     self._put(f"{base}:revoked:{record.token}", "", ttl)
-                self._note_fence(base, lock, ttl)
+                known = self._find(f"{base}:recent")
+                lasts = max(ttl, known.expires - self._clock() if known else 0.0)
+                self._note_fence(base, lock, self._new_fence(base), lasts)
                 del self._records[lock]
             return self._holder(record)
 

@@ -25,6 +25,7 @@ class Line:
         str, tuple[float, str]
     ]  # of the task name: ticket -> until when other copies are dropped, and which one started
     waiting: dict[str, _Waiting] = field(default_factory=dict)
+    expires: float = 0.0
     quiet_until: float = 0.0
     quiet_latest: float = 0.0  # which `quiet_until` does not exceed
 
@@ -45,11 +46,12 @@ class Line:
             self.waiting.pop(other, None)
         return ""
 
-    def disturb(self, place: Place) -> None:
+    def disturb(self, place: Place, head: str) -> None:
         """Begin the quiet time anew, for a newcomer."""
-        if not (self.waiting and self.quiet_latest):
+        if not (head and self.quiet_latest):
             self.quiet_latest = self.clock() + place.max_quiet
         self.quiet_until = min(self.clock() + place.quiet, self.quiet_latest)
+        self.expires = max(self.expires, self.clock() + place.max_quiet + COPY_TTL)
 
     @property
     def quiet(self) -> float:
@@ -89,30 +91,42 @@ class Line:
         """Give a message that its copy publishes a place for a TTL."""
         due = self.clock() + wanted.ttl
         self.waiting[place.ticket] = _Waiting(wanted.task_id, place.copy, due, "")
+        self.expires = due + COPY_TTL
 
     def is_outdated(self, place: Place) -> bool:
         """Tell whether a later copy of a message that waits will come."""
         one = self.waiting.get(place.ticket)
         return one is not None and place.copy < one.copy
 
-    def join(self, wanted: LeaseRequest, place: Place) -> None:
-        """Let a message wait if there is room, or go on waiting."""
-        if place.ticket in self.waiting or len(self.waiting) < place.room:
-            due = self.clock() + place.due
-            self.used.pop(place.ticket, None)
-            self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
+    def join(self, wanted: LeaseRequest, place: Place) -> bool:
+        """Let a message wait if there is room, or go on waiting; return whether it does."""
+        if not (place.ticket in self.waiting or place.replace or len(self.waiting) < place.room):
+            return False
+        self.used.pop(place.ticket, None)
+        due = self.clock() + place.due
+        self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
+        self.expires = due + COPY_TTL
+        return True
 
-    def use(self, ticket: str, by: str) -> None:
+    def start(self, wanted: LeaseRequest, place: Place) -> bool:
+        """Have a message that starts leave the line; return whether others wait.
+
+        If the head is another delivery of it, that leaves the line, too: nobody is to be skipped for it.
+        """
+        self.use(place.ticket, str(place.copy))
+        if place.quiet:
+            self.quiet_until = self.quiet_latest = 0.0
+        head = next(iter(self.waiting), "")
+        if head and self.waiting[head].task_id == wanted.task_id:
+            del self.waiting[head]
+        return bool(self.waiting)
+
+    def use(self, ticket: str, by: str = "") -> None:
         """Have the copies of a message dropped from now on, but for the one that started."""
         if ticket:
             self.waiting.pop(ticket, None)
-            self.used[ticket] = (self.clock() + COPY_TTL, by)
-
-    def leave_twin(self, task_id: str) -> None:
-        """Take the head out of the line if it is another delivery of a message that starts: nobody is to be skipped for it."""
-        head = self.head()
-        if head and self.waiting[head].task_id == task_id:
-            del self.waiting[head]
+            until, before = self.used.get(ticket, (0.0, ""))
+            self.used[ticket] = (self.clock() + COPY_TTL, by or (before if until > self.clock() else ""))
 
     def head_to_name(self) -> str:
         """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""

@@ -29,8 +29,10 @@ class Record:
     state: str = "running"
     stop: str = ""  # token of the holder that is asked to stop
     asked: float = 0.0  # since when
+    line: bool = False  # whether messages wait in line for its end
     named: bool = False  # reserved for a head of the line whose message was published
     limit: int = 0  # how many may hold the signature
+    fences: dict[str, int] | None = None  # lock -> fence, in the record of recent grants
     starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 
 
@@ -46,9 +48,9 @@ class Records:
         self._used: dict[str, dict[str, tuple[float, str]]] = {}
 
     def _clean_up(self) -> None:
-        """Remove what has expired, and lines in which nobody waits."""
+        """Remove what has expired."""
         self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
-        self._lines = {key: line for key, line in self._lines.items() if line.waiting}
+        self._lines = {key: line for key, line in self._lines.items() if line.expires > self._clock()}
         for used in self._used.values():
             for ticket in [ticket for ticket, (until, _) in used.items() if until <= self._clock()]:
                 del used[ticket]
@@ -84,8 +86,13 @@ class Records:
         return (found.starts if found else None) or {}
 
     def _line(self, wanted: LeaseRequest) -> Line:
-        used = self._used.setdefault(wanted.base, {})
-        return self._lines.setdefault(f"{wanted.base}:{wanted.digest}", Line(self._clock, used))
+        return self._line_of(wanted.base, wanted.digest)
+
+    def _line_of(self, base: str, digest: str) -> Line:
+        line = self._lines.get(f"{base}:{digest}")
+        if line is None or line.expires <= self._clock():
+            line = self._lines[f"{base}:{digest}"] = Line(self._clock, self._used.setdefault(base, {}))
+        return line
 
     def _is_replaced(self, wanted: LeaseRequest, holder: Record | None) -> AcquireStatus | None:
         """Tell whether another message has replaced this one, as `acquire_replaced.lua` does."""
@@ -98,11 +105,11 @@ class Records:
 
     def _ask_to_stop(self, wanted: LeaseRequest, place: Place, holder: Record | None) -> tuple[float, Record | None]:
         """Do as `acquire_stop.lua`; return since how many seconds the holder is asked to stop, and who holds the lock now."""
-        if holder is None:
-            return 0.0, None
+        if holder is None or not place.stop:
+            return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
         is_own = holder.token == wanted.token or holder.task_id == wanted.task_id
-        if not (place.stop and place.room) or is_own or holder.token == LINE_TOKEN or holder.state == "held":
+        if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "held":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
         self._put(f"{replaced_key(wanted.base)}:{holder.state}:{holder.task_id}", "", ttl)
@@ -140,14 +147,26 @@ class Records:
         attempt = self._find(wanted.attempt)
         return attempt.token if attempt else ""
 
-    def _note_fence(self, base: str, lock: str, ttl: float, fence: int | None = None) -> int:
-        """Store the fence of a grant, a new one if none is given, and return it."""
-        last = self._records.get(f"{base}:fence", Record("", 0)).fence
-        if fence is None:
-            fence = max(last + 1, int(self._clock() * 1e6))
-        self._put(f"{base}:fence", "", math.inf, fence=max(fence, last))
-        self._put(f"{base}:recent:{lock}", "", ttl, fence=fence)
-        return fence
+    def _new_fence(self, base: str) -> int:
+        return max(self._last_fence(base) + 1, int(self._clock() * 1e6))
+
+    def _last_fence(self, base: str) -> int:
+        return self._records.get(f"{base}:fence", Record("", 0)).fence
+
+    def _recent_fences(self, base: str) -> dict[str, int]:
+        """Return the fences of the recent grants of a task name, by their locks."""
+        found = self._find(f"{base}:recent")
+        return (found.fences if found else None) or {}
+
+    def _note_fence(self, base: str, lock: str, fence: int, ttl: float, oldest: float = -1.0) -> None:
+        """Store the fence of a grant, and the recent ones for a TTL, but for those that are not newer than `oldest`."""
+        self._put(f"{base}:fence", "", math.inf, fence=max(fence, self._last_fence(base)))
+        recent = self._recent_fences(base)
+        recent.pop(lock, None)
+        recent[lock] = fence  # the latest is the last one, so that the oldest ones are found at once
+        while recent[first := next(iter(recent))] <= oldest:
+            del recent[first]
+        self._put(f"{base}:recent", "", ttl, fences=recent)
 
     def _put(self, key: str, token: str, ttl: float, **fields: Any) -> None:
         self._records[key] = Record(token, self._clock() + ttl, **fields)

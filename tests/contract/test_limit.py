@@ -363,6 +363,18 @@ def test_slot_that_a_newcomer_has_by_now(backing: Backing, lease_request: MakeRe
     assert [RenewResult.RENEWED] == store.renew([newcomer])
 
 
+def test_slot_that_a_newcomer_had_for_a_while(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
+    """A holder that was stopped learns that a newcomer had its slot, as long as others are granted theirs, also after a TTL."""
+    store, holders = backing.store, fill(2)
+    fence = store.acquire(holders[1]).fence
+    backing.wait(31)
+    fill(2)
+    backing.wait(20)
+    take(store, lease_request(limit=3))
+    backing.wait(11)
+    assert (RenewResult.LOST, True) == store.reacquire(holders[1], fence)
+
+
 def test_two_deliveries_that_both_have_a_slot(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
     """If a loss of data gave two deliveries of one message a slot each, each finds its own again."""
     store = backing.store

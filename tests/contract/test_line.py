@@ -426,6 +426,45 @@ def test_copy_between_naming_and_start(deliveries: Deliveries, starts: str) -> N
     assert deliveries.store.release(started, success=True) == Released()
 
 
+def test_late_copy_after_an_own_retry(deliveries: Deliveries) -> None:
+    """A late copy of a started message is dropped, also while the lock is reserved for the message's own retry."""
+    started, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert result.status is GRANTED
+    deliveries.store.release(started, False, None, Kept("queued", 100.0, queued_token("a")))
+    assert DROPPED is deliveries.copy("a", 1.5).status
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+
+
+def test_started_message_leaves(deliveries: Deliveries) -> None:
+    """If a message leaves that has started, the copy that started it may still be delivered again; others are dropped."""
+    started, _ = deliveries.acquire("a", "ticket a", 0.5)
+    deliveries.store.release(started, success=False)
+    deliveries.store.leave(started, "ticket a")
+    assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    assert GRANTED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
+def test_late_head_of_a_superseded_message(backing: Backing, deliveries: Deliveries) -> None:
+    """A superseded message is told who waits instead, also if that one's copy is late."""
+    deliveries.held()
+    deliveries.join("a", room=1)
+    assert deliveries.join("b", room=1, replace=True).is_waiting
+    backing.wait(41)
+    result = deliveries.acquire("a", "ticket a", 1.5)[1]
+    assert (SUPERSEDED, "b") == (result.status, result.head)
+
+
+def test_start_from_a_reservation(deliveries: Deliveries) -> None:
+    """A message of the line that starts from a reservation has its other copies dropped, and its end names the next one."""
+    reserved = deliveries.request("a", Place(), token=queued_token("a"), queued=True)
+    assert deliveries.store.acquire(reserved).status is GRANTED
+    assert deliveries.join("b").is_waiting
+    started, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert result.status is GRANTED
+    assert "message b" == deliveries.store.release(started, success=True).message
+    assert DROPPED is deliveries.copy("a", 1.5).status
+
+
 def test_store_that_lost_its_line(backing: Backing, deliveries: Deliveries) -> None:
     """After a loss of data each copy joins again, or starts if the lock is free; no message needs the line to run."""
     deliveries.held()

@@ -150,6 +150,23 @@ def test_latest_call(backing: Backing, calls: Calls) -> None:
     assert GRANTED is calls.copy("b2").status
 
 
+def test_message_that_was_gone_for_hours(backing: Backing, calls: Calls) -> None:
+    """A call that joins hours after a quiet time whose message never came begins another."""
+    calls.join("a")
+    backing.wait(7200)
+    more = {"room": 1, "next_copy": 2.5, "due": 60.0, "copy": 1.5}
+    again = calls.store.acquire(calls.request("a", "ticket a", **more))
+    assert (HELD, True) == (again.status, again.is_waiting)
+    assert again.quiet == pytest.approx(10, abs=0.5)
+
+
+def test_who_is_told_of_it(calls: Calls, lease_request: Callable[..., LeaseRequest]) -> None:
+    """Only a call that has a quiet time itself is told how long it lasts; a reservation is not."""
+    calls.join("a")
+    assert 0 == calls.store.acquire(lease_request(task_id="b", place=Place())).quiet
+    assert 0 < calls.newcomer("b").quiet
+
+
 def test_lost_data(backing: Backing, calls: Calls) -> None:
     """If the store has lost the quiet time, the copy of the message that waits starts it."""
     assert GRANTED is calls.copy("a").status

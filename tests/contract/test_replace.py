@@ -65,6 +65,15 @@ def renewed(deliveries: Deliveries, *leases: LeaseRequest) -> list[RenewResult]:
     return deliveries.store.renew(leases)
 
 
+def test_who_is_told_of_it(deliveries: Deliveries, backing: Backing) -> None:
+    """Only a call that may replace the holder is told for how long that is asked to stop."""
+    deliveries.held()
+    deliveries.join("a")
+    backing.wait(5)
+    told = [deliveries.acquire(name, place=Place(stop=name == "b"))[1].asked for name in ("b", "c")]
+    assert [5, 0] == [pytest.approx(told[0], abs=0.5), told[1]]
+
+
 @pytest.mark.parametrize("starts_from", ["its own reservation", "its turn"])
 def test_lease_after_one_that_was_asked_to_stop(deliveries: Deliveries, starts_from: str) -> None:
     """A new lease is not asked to stop because its token's former one was: an acquire may be executed after the release."""

@@ -431,7 +431,7 @@ def test_redelivery_between_release_and_result(store: LockStore, lease_request: 
     result = store.acquire(again)
     assert result.status is AcquireStatus.HELD
     assert result.holder is not None
-    assert "same" == result.holder.task_id
+    assert ("same", 0) == (result.holder.task_id, result.holder.age)
     assert granted(store, lease_request())
 
 

@@ -63,7 +63,7 @@ def _locks(world: World) -> dict[str, tuple[Record, Any]]:
     fences = sorted(one.fence for _, one in held)
     for index, (key, one) in enumerate(held):
         order = (key[len(LOCK) :], index, fences.index(one.fence)) if world.limit else ()
-        locks[one.token] = one, (order, one.expires - now, one.state, one.token[:6], one.named)
+        locks[one.token] = one, (order, one.expires - now, one.state, one.token[:6], one.named, one.line)
     return locks
 
 

@@ -146,10 +146,12 @@ class World:
         other.clock = clock = Clock(self.clock.time)
         other.store = store = MemoryStore(clock=clock)
         store._records = {key: copy_of(record) for key, record in self.store._records.items()}
+        if recent := store._records.get(f"{BASE}:recent"):
+            recent.fences = dict(recent.fences or {})
         store._used = {key: dict(used) for key, used in self.store._used.items()}
         for key, line in self.store._lines.items():
             waiting = {ticket: copy_of(one) for ticket, one in line.waiting.items()}
-            store._lines[key] = Line(clock, store._used[BASE], waiting)
+            store._lines[key] = Line(clock, store._used[BASE], waiting, line.expires)
         return other
 
     # -- steps -----------------------------------------------------------------------------------
