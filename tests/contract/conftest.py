@@ -44,8 +44,8 @@ class Backing(Protocol):
 class MemoryBacking:
     """The store in memory, with a clock that only the test advances."""
 
-    def __init__(self) -> None:
-        self._time = 1000.0
+    def __init__(self, time: float = 1000.0) -> None:
+        self._time = time
         self.store: Any = MemoryStore(clock=lambda: self._time)
 
     def keys(self) -> list[str]:
@@ -54,6 +54,9 @@ class MemoryBacking:
 
     def wait(self, seconds: float) -> None:
         self._time += seconds
+
+    def set_time(self, time: float) -> None:
+        self._time = time
 
     def lives(self, key: str) -> float:
         records = self.store._records.items()
