@@ -75,7 +75,7 @@ def recorder_of(app: Celery) -> Recorder:
 
 
 def _hold(task: Task, tag: str, seconds: float) -> str:
-    recorder_of(task.app).wait_for_flag(f"{tag}.go", seconds or HOLD)
+    recorder_of(task.app).wait_for_flag(f"{tag}.go", HOLD)
     return "held"
 
 

