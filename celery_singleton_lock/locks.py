@@ -12,12 +12,14 @@ Records are kept while `singleton_lock_stats` is on.
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import re
 import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from celery_singleton_lock.clock import duration_text
@@ -183,7 +185,15 @@ def check(
     missing = [] if no_success_for is not None else [name for name in tasks if name not in known]
     if (missing or not found) and not refusal:
         return Verdict(UNKNOWN, f"no worker has registered {', '.join(missing) or 'a task'} in this store")
-    return judge(found, Bounds(max_age, max_blocked, max_lost, no_success_for), tasks, time.time(), refusal)
+    bounds, now = Bounds(max_age, max_blocked, max_lost, no_success_for), time.time()
+    return judge(found, bounds, tasks, now, refusal, now - (math.inf if no_success_for is None else _uptime(app)))
+
+
+def _uptime(app: Any) -> float:
+    """Return for how many seconds the server of the store has been up; infinity if it does not tell."""
+    with suppress(StoreError, KeyError):  # some services, and some logins, have no INFO
+        return float(server(app)["uptime_in_seconds"])
+    return math.inf
 
 
 def probe(app: Any) -> None:

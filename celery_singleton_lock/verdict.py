@@ -59,22 +59,31 @@ _MEASURES = (
 )
 
 
-def judge(found: Sequence[Statistics], bounds: Bounds, named: Sequence[str], now: float, refusal: str = "") -> Verdict:
+def judge(
+    found: Sequence[Statistics],
+    bounds: Bounds,
+    named: Sequence[str],
+    now: float,
+    refusal: str = "",
+    store_start: float = -math.inf,
+) -> Verdict:
     """Compare the statistics of tasks with the bounds.
 
     Arguments:
         named: tasks that must have succeeded, though they may never have started.
         now: seconds since 1970.
         refusal: why the store takes no writes.
+        store_start: when the store started, in seconds since 1970, if it tells.
     """
     verdict, worst = Verdict(), [0.0] * len(_MEASURES)
     problems = [(CRITICAL, f"the store takes no writes: {refusal}")] if refusal else []
     for one in found:
-        for place, value in enumerate(_values(one, one.task in named, now)):
+        for place, value in enumerate(_values(one, one.task in named, now, store_start)):
             worst[place] = max(worst[place], value)
             status = _status(value, bounds[place])
             if status:
-                problems.append((status, f"{one.task}: {_problem(_MEASURES[place], value)}"))
+                known = place < len(_MEASURES) - 1 or bool(one.counters.get("last_success"))
+                problems.append((status, f"{one.task}: {_problem(_MEASURES[place], value, known)}"))
     count = sum(one.held for one in found)
     problems.sort(key=lambda problem: -problem[0])
     verdict.status = problems[0][0] if problems else OK
@@ -85,21 +94,21 @@ def judge(found: Sequence[Statistics], bounds: Bounds, named: Sequence[str], now
     return verdict
 
 
-def _values(one: Statistics, named: bool, now: float) -> tuple[float, float, float, float]:
+def _values(one: Statistics, named: bool, now: float, store_start: float) -> tuple[float, float, float, float]:
     """Return the values of a task, in the order of `Bounds`."""
     age = max(0.0, now - one.oldest) if one.oldest else 0.0
     lost = one.sum("lost") - one.counters.get("lost:revoked", 0)  # an operator's release is no alarm
-    return age, one.blocked, lost, _since_success(one, named, now)
+    return age, one.blocked, lost, _since_success(one, named, now, store_start)
 
 
-def _since_success(one: Statistics, named: bool, now: float) -> float:
-    """Return seconds since the last success, or since the first start; infinity if that is not known."""
+def _since_success(one: Statistics, named: bool, now: float, store_start: float) -> float:
+    """Return seconds since the last success, or the first start, or the start of the store; infinity if that is not known."""
     if last := one.counters.get("last_success", 0):
         return max(0.0, now - last / 1000)
     if not (named or one.counters.get("last_start")) or one.counters.get("released:started"):
         return 0.0  # with `lock_until="start"`, the end of a body is not seen
     has_ended = any(map(one.sum, ("released", "expired", "revoked")))
-    return max(0.0, now - one.oldest) if one.oldest and not has_ended else math.inf
+    return max(0.0, now - (one.oldest if one.oldest and not has_ended else store_start))
 
 
 def _status(value: float, bound: float | None) -> int:
@@ -108,9 +117,11 @@ def _status(value: float, bound: float | None) -> int:
     return WARNING if value <= 2 * bound else CRITICAL
 
 
-def _problem(measure: _Measure, value: float) -> str:
+def _problem(measure: _Measure, value: float, known: bool) -> str:
     if value == math.inf:
         return "no success yet"
+    if not known:
+        return f"no success since the store started, or a first run, {duration_text(value)} ago"
     return measure.problem.format(duration_text(value) if measure.unit == "s" else f"{value:g}")
 
 

@@ -56,11 +56,17 @@ def table_text(head: Sequence[str], rows: Rows) -> str:
     rows = [
         row if "".join(row).isprintable() and all(row) else [printable(cell) or "-" for cell in row] for row in rows
     ]
-    if len(rows) <= MOST_COLOURED and sys.stdout.isatty() and find_spec("rich"):
+    if len(rows) <= MOST_COLOURED and sys.stdout.isatty() and not _is_plain() and find_spec("rich"):
         return _coloured(head, rows)
     widths = table_widths(head, rows)
     line = "  ".join(f"{{:<{width}}}" for width in widths[:-1]) + "  {}"
     return "\n".join(line.format(*row) if "".join(row).isascii() else _padded(row, widths) for row in (head, *rows))
+
+
+def _is_plain() -> bool:
+    """Tell whether `celery --no-color` was called."""
+    context = click.get_current_context(silent=True)
+    return bool(context and getattr(context.obj, "no_color", False))
 
 
 def _padded(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -640,8 +640,9 @@ def test_check_without_answer(celery: Run, quick: Quick, empty_store: RedisServe
         assert 1 == len(found.output.splitlines())
     wrong = json.loads(quick("check", "--json", "--max-age", "soon").output)
     assert ("UNKNOWN", True) == (wrong["status"], wrong["text"].startswith("Invalid value for '--max-age'"))
-    never = quick("check", "--task", "job.skp", "--no-success-for", "1h")
-    assert (2, True) == (never.exit_code, never.output.startswith("SINGLETON CRITICAL - job.skp: no success yet | "))
+    never = quick("check", "--task", "job.skp", "--no-success-for", "0")
+    said = "SINGLETON CRITICAL - job.skp: no success since the store started"
+    assert (2, True) == (never.exit_code, never.output.startswith(said)), never.output
 
 
 # -- inspect -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,11 +102,11 @@ class Output:
 
 
 @contextmanager
-def exporter(store: str) -> Iterator[tuple[Process, str]]:
+def exporter(store: str, listen: str = "127.0.0.1:0") -> Iterator[tuple[Process, str]]:
     """Run an exporter on a free port until the end; yield it and its URL."""
     directory = new_directory("exporter")
     (directory / "bare.py").write_text(APP.format(store=store))
-    command = [sys.executable, "-m", "celery", "-A", "bare", "singleton", "exporter", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "celery", "-A", "bare", "singleton", "exporter", "--listen", listen]
     process = Process(command, directory / "log", environment(directory))
     process.start()
     try:
@@ -365,6 +366,47 @@ def test_login() -> None:
     assert "store_connected_clients" not in refused.text
 
 
+def test_health() -> None:
+    """The health path answers while the store hangs, and counts no scrape: an orchestrator restarts no exporter for it."""
+    with RedisServer() as server, exporter(server.url()) as (process, url):
+        health = url.replace("/metrics", "/health")
+        server.pause()
+        for _ in range(3):
+            with urlopen(health, timeout=10) as answer:
+                assert (200, b"ok\n") == (answer.status, answer.read())
+        server.resume()
+        assert 0 == scrape(url).value("scrape_errors_total")
+        assert f"listens on {url}\n" == process.output()
+
+
+def test_log_lines() -> None:
+    """What it logs has a time and a level."""
+    with RedisServer() as server, exporter(server.url()) as (process, url):
+        server.stop()
+        scrape(url)
+        until(lambda: "the store of locks: " in process.output(), "it logs")
+        line = process.output().splitlines()[1]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING the store of locks: ", line), line
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("listen", [":0", "[::]:0", "0.0.0.0:0", "[::1]:0"])
+def test_interfaces(own_store: RedisServer, listen: str) -> None:
+    """Without a host it listens on all interfaces, those of IPv6 included; else on the address that is given."""
+    with exporter(own_store.url(), listen) as (_, url):
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        reached = [host for host in ("127.0.0.1", "[::1]") if answers(f"http://{host}:{port}/health")]
+    assert {"0.0.0.0:0": ["127.0.0.1"], "[::1]:0": ["[::1]"]}.get(listen, ["127.0.0.1", "[::1]"]) == reached
+
+
+def answers(url: str) -> bool:
+    try:
+        with urlopen(url, timeout=10) as answer:
+            return bool(200 == answer.status)
+    except URLError:
+        return False
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_end(own_store: RedisServer, number: int) -> None:
     """It says in one line where it listens, and ends with 0 at SIGTERM and Ctrl-C."""
@@ -386,10 +428,12 @@ def exporter_that_fails(directory: Path, store: str | None, *words: str, app: st
 def test_errors_are_one_line(own_store: RedisServer, tmp_path: Path) -> None:
     """What keeps it from starting is told in one line: the extra, the store or the address."""
     url, taken = own_store.url(), f"127.0.0.1:{own_store.port}"
+    wrong_login = url.replace("//", "//nobody:pa55word@")
     without = "import sys; sys.modules['prometheus_client'] = None\n"
     for done, code, said in [
         (exporter_that_fails(tmp_path, url, app=without), 1, 'install the extra: "celery_singleton_lock[prometheus]"'),
         (exporter_that_fails(tmp_path, None), 3, "Error: no store for locks: "),
+        (exporter_that_fails(tmp_path, wrong_login), 3, "the store refused the login, wrong or missing password"),
         (exporter_that_fails(tmp_path, "memory://"), 3, "memory://"),
         (
             exporter_that_fails(tmp_path, url, app="app.conf.singleton_lock_stats = False\n"),

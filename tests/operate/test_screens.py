@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +25,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import Noted
+from tests.operate.test_exporter import APP, environment
 from tests.servers import RedisServer
 
 TASK = "shop.sync"
@@ -171,3 +178,29 @@ def test_one_unit(app: Celery) -> None:
     assert "a hold of 400d must be longer than 0, and at most 366d" in refused.output
     shown = json.loads(command(app, "list", "--json").output)
     assert [] == shown
+
+
+def test_no_color(app: Celery, server: RedisServer, tmp_path: Path) -> None:
+    """On a terminal, `celery --no-color` makes tables plain; without it, and with rich, they have colours."""
+    pytest.importorskip("rich")
+    acquire(app)
+    (tmp_path / "bare.py").write_text(APP.format(store=server.url()))
+    shown = {words: on_terminal(tmp_path, *words, "singleton", "list") for words in ((), ("--no-color",))}
+    assert all("task-a" in text for text in shown.values()), shown
+    assert (True, False) == tuple("\x1b[" in text for text in shown.values())
+
+
+def on_terminal(directory: Path, *words: str) -> str:
+    """Run a command of Celery whose output is a terminal; return what it wrote."""
+    end, terminal = pty.openpty()
+    env = {key: value for key, value in environment(directory, TERM="xterm").items() if key != "NO_COLOR"}
+    line = [sys.executable, "-m", "celery", "-A", "bare", *words]
+    process = subprocess.Popen(line, cwd=directory, env=env, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    text = b""
+    with suppress(OSError):  # at its end
+        while part := os.read(end, 65536):
+            text += part
+    os.close(end)
+    assert 0 == process.wait(30), text
+    return text.decode()

@@ -102,6 +102,19 @@ def test_no_success_yet() -> None:
     assert CRITICAL == status(again, no_success_for=10)
 
 
+def test_store_that_has_just_started() -> None:
+    """Where no success is known, the time counts from the start of the store: no bound is passed right after it."""
+    failed, named = one(last_start=1, released__failure=1), one()
+    for found, names in ((failed, ()), (named, ["sync"])):
+        for up, expected in ((9, OK), (11, WARNING), (21, CRITICAL)):
+            verdict = judge([found], Bounds(no_success_for=10), names, NOW, store_start=NOW - up)
+            assert expected == verdict.status
+            assert (up, up > 10) == (
+                verdict.values["since_success"],
+                "no success since the store started, " in verdict.text,
+            )
+
+
 def test_line() -> None:
     """The line names the worst problem first, and the numbers are those of the worst task; no text is taken for numbers."""
     tasks = [one("a|\n", oldest=NOW - 15, running=2), one("b", blocked=30, last_start=1, released__failure=1)]
