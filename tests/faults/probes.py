@@ -39,6 +39,7 @@ _ERRORS = (redis.RedisError, OSError)
 
 #: The verbs whose scripts depend on no request, with the parts that a call may have.
 SMALL: dict[str, tuple[str, ...]] = {
+    "check": (),
     "page": (),
     "count": ("counted",),
     "hold": (),
