@@ -11,6 +11,7 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.config.task_config import refuse_wrong
+from celery_singleton_lock.context import ProcessContext
 
 MakeApp = Callable[..., Celery]
 
@@ -60,6 +61,8 @@ def make_app() -> Iterator[MakeApp]:
 
     yield make
     for app in made:
+        for context in [one for one in vars(app).values() if isinstance(one, ProcessContext)]:
+            context.end()  # no thread of it writes to the log of a later test
         app.close()
 
 

@@ -89,7 +89,7 @@ print(during)
 def run(library: str, code: str) -> str:
     """Return what a process prints in which this library has patched everything."""
     command = [sys.executable, "-W", "ignore", "-c", f"{PATCHES[library]}\n{PREPARED}{code}"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
