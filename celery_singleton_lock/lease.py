@@ -22,7 +22,7 @@ class LeaseState:
     """
 
     __slots__ = (
-        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "lost", "reacquired", "request",
+        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "loss", "lost", "reacquired", "request",
         "sends_events", "stopped", "task", "unreleased", "verify"
     )  # fmt: skip
 
@@ -37,6 +37,7 @@ class LeaseState:
         self.sends_events = False  # the worker sends task events
         self.unreleased = True  # the store may have a lock of this token
         self.lost = False
+        self.loss = ""  # why
         self.stopped = False  # a newer message asks the body to stop; the lock stays ours until it does
         self.ended = False  # the body is over
         self.reacquired = False  # a call to reacquire was sent, which the store may execute late

@@ -152,4 +152,5 @@ def _no_runs(app: Any, key: str) -> str:
 
 def _run_row(run: Run) -> tuple[str, ...]:
     times = time_text(run.started), duration_text(run.duration)
-    return (*times, run.outcome, run.node, f"{run.pid}", run.task_id, run.key, run.error)
+    outcome = run.outcome if run.lease in ("released", run.outcome) else f"{run.outcome} (lease {run.lease})"
+    return (*times, outcome, run.node, f"{run.pid}", run.task_id, run.key, run.error)

@@ -35,9 +35,9 @@ class BodyRenewal:
             return
         if result in (RenewResult.RENEWED, RenewResult.STOP):
             lease.renewed(sent_at)
+            self._events.renewed(lease)
             if lease.lost:
                 self._events.learned(lease, was_alone=True)
-            self._events.renewed(lease)
             if result is RenewResult.STOP:
                 self._stop(lease)
         elif result is RenewResult.MISSING:
@@ -128,6 +128,7 @@ class BodyRenewal:
     def _mark_lost(self, lease: LeaseState, reason: str = "expired") -> None:
         with self._mutex:  # the renewal thread and a body in `ensure` may come to it at once
             was_told, lease.lost = lease.stopped or lease.lost or lease.ended, True
+            lease.loss = lease.loss or reason
         if not was_told:
             self._interrupt(lease)
             self._events.lost(lease, reason)

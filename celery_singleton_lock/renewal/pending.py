@@ -47,6 +47,7 @@ class PendingRelease:
         hold = self.held_until - now() if self.held_until else 0.0
         kept = Kept("held", hold) if hold > 0 else self.kept
         self.redelivery_waits, message = store.release(self.request, self.success, timeout, kept)
+        self.request.noted = self.request.noted._replace(fence=0)  # the end is recorded, and must not be again
         if message:
             self.next_message = message
             self.publish(message)

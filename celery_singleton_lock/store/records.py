@@ -38,6 +38,8 @@ class Noted(NamedTuple):
         waited: seconds that the message has waited for its lock, apart from its time in line.
         outcome: how a release comes about: one of `OUTCOMES`.
         error: the beginning of the body's error.
+        fence: of the lease of a body that has ended; 0 for what had no body.
+        loss: why the lease was lost: one of `LOSSES`, or empty.
         counted: what this process has counted for the task name since its last request.
     """
 
@@ -45,6 +47,8 @@ class Noted(NamedTuple):
     waited: float = 0.0
     outcome: str = "other"
     error: str = ""
+    fence: int = 0
+    loss: str = ""
     counted: Mapping[str, int] = {}
 
 
@@ -95,9 +99,11 @@ class Run:
         node: its worker node.
         pid: its process.
         started: when the lock was granted.
-        ended: when it was released, or expired.
-        outcome: `"success"`, `"failure"`, `"retry"`, `"other"`, `"revoked"` or `"expired"`.
+        ended: when the body ended; when the lease was revoked or expired, as long as the end of its body is not known.
+        outcome: how the body ended: `"success"`, `"failure"`, `"retry"` or `"other"`; else how its lease did: `"revoked"` or
+            `"expired"`.
         error: the beginning of the body's error.
+        lease: what became of its lease: `"released"`, or why it was lost: one of `LOSSES`.
     """
 
     task: str
@@ -109,10 +115,11 @@ class Run:
     ended: float
     outcome: str
     error: str = ""
+    lease: str = "released"
 
     @property
     def duration(self) -> float:
-        """Seconds for which the lock was held. An expired one was held for up to `lock_ttl` longer than its body ran."""
+        """Seconds from the grant to the end. A lease that expired was held for up to `lock_ttl` longer than its body ran."""
         return self.ended - self.started
 
     def as_dict(self) -> dict[str, Any]:

@@ -58,8 +58,9 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
     hold = state.held_until if success and not state.lost else 0.0
     publish = partial(publish_next, state.task.app)
     pending = PendingRelease(request, success, kept=kept, held_until=hold, publish=publish)
-    # The start of a revoked lease has ended, too.
-    state.unreleased = state.unreleased or request.max_starts is not None
+    # The start of a revoked lease has ended, too, and the end of its body is recorded.
+    state.unreleased = state.unreleased or request.max_starts is not None or state.loss == "revoked"
+    request.noted = request.noted._replace(fence=state.fence, loss=state.loss)
     if state.unreleased:
         try:
             pending.send(execution.context.store)

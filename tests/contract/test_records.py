@@ -96,6 +96,83 @@ def test_a_run(backing: RedisBacking, records: RecordStore, hold: MakeRequest, b
     assert records.history(base)[0].ended * 1000 == pytest.approx(records.counters(base)["last_success"], abs=1)
 
 
+@pytest.mark.parametrize("swept", [False, True])
+@pytest.mark.parametrize("newcomer", [False, True])
+@pytest.mark.parametrize("outcome", ["success", "failure"])
+def test_body_that_outlives_its_lease(
+    backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str, swept: bool, newcomer: bool, outcome: str
+) -> None:
+    """A body that ends after its lease has expired is a run with its own outcome, and one row; a success counts as one."""
+    first = hold(ttl=5.0, task_id="t1")
+    fence = holder_fence(backing, first)
+    backing.wait(10)
+    if newcomer:
+        hold(token="other", task_id="t2")
+    if swept:
+        records.sweep(base)
+        assert ["expired"] == [run.outcome for run in records.history(base)]
+    for _ in range(2):  # its reply may be lost
+        first.noted = Noted(outcome=outcome, error="why", fence=fence, loss="expired")
+        backing.store.release(first, outcome == "success")
+    records.sweep(base)
+    (run,) = records.history(base)
+    assert (outcome, "why", "expired", "t1") == (run.outcome, run.error, run.lease, run.task_id)
+    found = records.counters(base)
+    assert 1 == found["expired"]
+    assert (outcome == "success") is ("last_success" in found)
+    if outcome == "success":
+        assert run.ended * 1000 == pytest.approx(found["last_success"], abs=1)
+
+
+def holder_fence(backing: RedisBacking, wanted: LeaseRequest) -> int:
+    found = backing.store.holder(wanted.lock)
+    assert found is not None
+    return found.fence
+
+
+def test_body_whose_lock_was_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """The end of a body takes the place of the revocation of its lease, which it names. Nothing is counted twice."""
+    first = hold(task_id="t1")
+    fence = holder_fence(backing, first)
+    backing.store.revoke(base, first.lock)
+    assert [("revoked", "revoked")] == [(run.outcome, run.lease) for run in records.history(base)]
+    first.noted = Noted(outcome="success", fence=fence, loss="revoked")
+    backing.store.release(first, True)
+    assert [("success", "revoked")] == [(run.outcome, run.lease) for run in records.history(base)]
+    found = records.counters(base)
+    assert (1, 0) == (found["revoked"], found.get("released:success", 0))
+
+
+def test_late_end_of_a_run_that_nothing_tells_of(
+    backing: RedisBacking, records: RecordStore, base: str, lease_request: MakeRequest
+) -> None:
+    """If the store has lost its data, the end of a body is recorded with the time of its fence."""
+    first = lease_request(task_id="t1")
+    first.noted = Noted(outcome="success", fence=1_700_000_000_123_456, loss="expired")
+    backing.store.release(first, True)
+    (run,) = records.history(base)
+    assert (first.lock, "t1", "w1@host", 4711) == (run.key, run.task_id, run.node, run.pid)
+    assert (1_700_000_000.123, "success", "expired") == (run.started, run.outcome, run.lease)
+
+
+def test_capped_lease(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
+    """A lease that was lost, and is still this body's at its end, is released; its run says why it was lost."""
+    first = hold()
+    first.noted = Noted(outcome="success", fence=holder_fence(backing, first), loss="lock_at_most")
+    backing.store.release(first, True)
+    assert [("success", "lock_at_most")] == [(run.outcome, run.lease) for run in records.history(base)]
+    assert 1 == records.counters(base)["released:success"]
+
+
+def test_end_of_what_had_no_body(
+    backing: RedisBacking, records: RecordStore, base: str, lease_request: MakeRequest
+) -> None:
+    """A reservation that has expired, or an acquire without an answer, is no run."""
+    for wanted in (lease_request(), lease_request(token=queued_token("t1"), queued=True)):
+        backing.store.release(wanted, False)
+    assert [] == records.history(base)
+
+
 def test_history_is_bounded(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
     """Only the last runs are kept, the newest first."""
     for number in range(5):

@@ -155,6 +155,43 @@ def test_lost_while_the_store_was_away(env: WorkerEnvironment, queue: str, own_s
     env.finish_node(queue)
 
 
+@pytest.mark.parametrize("newcomer", [False, True])
+def test_success_after_a_loss(env: WorkerEnvironment, queue: str, newcomer: bool) -> None:
+    """A body that goes on without its lease, and succeeds, is recorded as a success; its run says what became of the lease."""
+    result = env.hold("skip_short", queue=queue)
+    before = counted(env, "skip_short").get("last_success", 0)
+    env.job("skip_short").force_unlock(env.tag)  # type: ignore[attr-defined]
+    if newcomer:
+        assert "done" == env.get(env.job("skip_short").apply_async((env.tag, "return"), queue=queue))
+    until(lambda: env.lock_signals(env.key("skip_short"), "lock_lost"), "the loss is noticed")
+    newer = counted(env, "skip_short").get("last_success", 0)
+    env.let_go()
+    assert "held" == env.get(result)
+
+    def runs() -> list[locks.Run]:
+        return [run for run in locks.history(env.app, "job.skip_short") if run.task_id == result.id]
+
+    until(lambda: counted(env, "skip_short").get("last_success", 0) > max(before, newer), "the success is recorded")
+    assert [("success", "revoked")] == [(run.outcome, run.lease) for run in runs()]
+
+
+def test_success_after_an_expiry(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
+    """So is one whose lease has expired while the store was away, as soon as the store can be reached."""
+    result = env.hold("skip_short", queue=queue)
+    own_store.pause()
+    until(lambda: env.events() and env.lock_signals(env.key("skip_short"), "lock_lost"), "the lease is lost")
+    env.let_go()
+    assert "held" == env.get(result)
+    own_store.resume()
+
+    def ended() -> list[tuple[str, str]]:
+        runs = [run for run in locks.history(env.app, "job.skip_short") if run.task_id == result.id]
+        return [(run.outcome, run.lease) for run in runs if run.outcome == "success"]
+
+    assert [("success", "expired")] == until(ended, "the run", 30)
+    assert counted(env, "skip_short")["last_success"] > 0
+
+
 def test_error_that_is_no_text(env: WorkerEnvironment, queue: str) -> None:
     """An error with a name of a file that is no valid text is recorded, and the lock is released."""
     result = env.job("skip").apply_async((env.tag, ["raise_undecodable"]), queue=queue)

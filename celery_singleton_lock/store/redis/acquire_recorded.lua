@@ -3,7 +3,7 @@
 --   registry: sorted set of the leases that exist -> when (ms) they expire unless renewed; an entry has the fields state, fence,
 --     since (ms), pid, node, <digest>[:<slot>], task id; its last one may be any text
 --   stats: hash of counters (`counters_of` in records.py)   history: list of the last runs, the newest first: when it ended (ms), outcome,
---     error, and the entry
+--     error, what became of the lease, and the entry
 -- Counters grow by the text '1': a number would have to be formatted first.
 -- ARGV  policy: for a duplicate   waited: how long (ms) the message has waited, '' if it has not   history_length: of runs
 if ARGV[1] ~= 'queued:line' then

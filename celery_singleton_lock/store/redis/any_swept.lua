@@ -5,7 +5,7 @@ for i = 1, #expired, 2 do
   redis.call('ZREM', registry, entry)
   if string.sub(entry, 1, 5) ~= 'held\31' then redis.call('HINCRBY', stats, 'expired', '1') end
   if string.sub(entry, 1, 8) == 'running\31' then
-    local outcome, problem = 'expired', ''
+    local outcome, problem, fate = 'expired', '', 'expired'
     --@logged
   end
 end

@@ -17,6 +17,7 @@ from celery_singleton_lock.store.protocol import (
     replaced_key,
     task_keys,
 )
+from celery_singleton_lock.store.records import SEPARATOR
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Part, script
 
@@ -156,7 +157,11 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
         parts.append(Part("continued", (wanted.continued,), (ms(CONTINUED_TTL),)))
     if history is not None:
         noted = wanted.noted
-        parts.append(Part("recorded", record_keys(wanted.base), (noted.outcome, noted.error, str(history))))
+        arguments = (noted.outcome, noted.error, str(history), noted.loss)
+        slot = wanted.lock.removeprefix(f"{wanted.base}:lock:")
+        where = SEPARATOR.join((str(wanted.pid), wanted.node, slot, str(wanted.task_id)))
+        parts.append(Part("recorded", record_keys(wanted.base), arguments))
+        parts.append(Part("late", (), (str(noted.fence or ""), where)))
         parts += _RELEASE_RECORDED
     return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), parts)
 

@@ -186,9 +186,9 @@ def counters_of(found: Sequence[Any]) -> Mapping[str, int]:
 
 def run_of(base: str, text: str) -> Run:
     """Return the run that an entry of the history tells of."""
-    ended, outcome, error, _, _, since, pid, node, digest, task_id = text.split(SEPARATOR, 9)
+    ended, outcome, error, lease, _, _, since, pid, node, digest, task_id = text.split(SEPARATOR, 10)
     times = int(since) / 1000, int(ended) / 1000
-    return Run(task_of(base), f"{base}:lock:{digest}", task_id, node, int(pid), *times, outcome, error)
+    return Run(task_of(base), f"{base}:lock:{digest}", task_id, node, int(pid), *times, outcome, error, lease)
 
 
 def pairs(found: Sequence[Any]) -> list[tuple[Any, Any]]:

@@ -10,6 +10,7 @@ if lock == KEYS[2] then lock = redis.call('GET', KEYS[2]) end
 --@queued
 local holder = lock and redis.call('HMGET', lock, 'token', 'redelivered', 'line', 'task', 'node', 'pid', 'since', 'fence', 'state') or {}
 if holder[1] ~= ARGV[1] then -- another's, or released before: the redelivery waits for another TTL
+  --@late
   return {redis.call('GET', KEYS[3]) == finishing and redis.call('PEXPIRE', KEYS[3], ARGV[2]) or 0, ''}
 end
 local message, lasts = '', ARGV[2]

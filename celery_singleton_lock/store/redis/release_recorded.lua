@@ -1,5 +1,5 @@
--- KEYS registry, stats, history | ARGV outcome, problem, history_length
--- Notes the end of a lease (see acquire_recorded.lua). `problem`: the beginning of the body's error.
+-- KEYS registry, stats, history | ARGV outcome, problem, history_length, loss
+-- Notes the end of a lease (see acquire_recorded.lua). `problem`: the beginning of the body's error   loss: why the lease was lost, or ''
 --@entry
 --@observe
 local time = redis.call('TIME')
@@ -10,7 +10,7 @@ if redis.call('ZREM', registry, entry) == 1 then
     redis.call('HINCRBY', stats, 'released:' .. outcome, '1')
   else
     observe('released:' .. outcome, 'hold_ms', now - holder[7])
-    local ended = string.format('%.0f', now)
+    local ended, fate = string.format('%.0f', now), loss ~= '' and loss or 'released'
     if outcome == 'success' then redis.call('HSET', stats, 'last_success', ended) end
     --@logged
   end

@@ -5,7 +5,7 @@ local entry = entry_of(KEYS[1], registry, unpack(holder, 1, 6))
 if redis.call('ZREM', registry, entry) == 1 and holder[6] ~= 'held' then
   redis.call('HINCRBY', stats, 'revoked', '1')
   if not holder[6] then
-    local ended, outcome, problem = string.format('%.0f', now), 'revoked', ''
+    local ended, outcome, problem, fate = string.format('%.0f', now), 'revoked', '', 'revoked'
     --@logged
   end
 end
