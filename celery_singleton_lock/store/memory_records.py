@@ -123,7 +123,7 @@ class Records:
     def _choose_slot(self, wanted: LeaseRequest) -> int:
         """Return the slot that a request concerns, as `acquire_limit.lua` does."""
         held = self._held_slots(wanted.slot_lock(0))
-        for slot, record in sorted(held.items(), key=lambda item: item[1].token != wanted.token):
+        for slot, record in sorted(held.items(), key=lambda item: (item[1].token != wanted.token, item[0])):
             if record.token == wanted.token or record.task_id == wanted.task_id:
                 return slot
         if len(held) >= wanted.limit:

@@ -376,7 +376,7 @@ def test_slot_that_a_newcomer_had_for_a_while(backing: Backing, lease_request: M
 
 
 def test_two_deliveries_that_both_have_a_slot(backing: Backing, lease_request: MakeRequest, fill: Fill) -> None:
-    """If a loss of data gave two deliveries of one message a slot each, each finds its own again."""
+    """If a loss of data gave two deliveries of one message a slot each, each finds its own again; a third one finds the first."""
     store = backing.store
     fill(1)
     first, again = take(store, lease_request(limit=3, task_id="same")), lease_request(limit=3, task_id="same")
@@ -387,6 +387,9 @@ def test_two_deliveries_that_both_have_a_slot(backing: Backing, lease_request: M
     for one, slot in ((again, 0), (first, 1)):
         result = store.acquire(one)
         assert (AcquireStatus.GRANTED, slot) == (result.status, result.slot)
+    found = store.acquire(lease_request(limit=3, task_id="same")).holder
+    assert found is not None
+    assert store.acquire(again).fence == found.fence
 
 
 def test_revoke(store: LockStore, lease_request: MakeRequest, fill: Fill) -> None:

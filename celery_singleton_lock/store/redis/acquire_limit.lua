@@ -1,6 +1,6 @@
 -- KEYS slots | ARGV slot_limit
--- Chooses the slot that this request concerns, and lets the verb go on with it as its lock: this token's slot; else that of its task id,
--- a redelivery; else the oldest one if `slot_limit` slots are held; else the first free one.
+-- Chooses the slot that this request concerns, and lets the verb go on with it as its lock: this token's slot; else the first
+-- one of its task id, a redelivery; else the oldest one if `slot_limit` slots are held; else the first free one.
 -- Slot 0 is the lock itself, slot n is <lock>:<n>. `slots` is the set of the numbers above 0 that may be held. Slots below the limit are
 -- found without it too. It tells which slots are held above the limit, by requests with a higher one. It lives as long as the leases
 -- in these slots, as grants, renewals and reacquiring extend it. What does not hold: if the set is lost, requests with a lower limit do not
@@ -15,7 +15,7 @@ do
       held[number] = holder[1]
       if holder[1] then
         live = live + 1
-        if holder[1] == ARGV[1] then own = number elseif holder[2] == ARGV[3] then same = number end
+        if holder[1] == ARGV[1] then own = number elseif holder[2] == ARGV[3] then same = math.min(same or number, number) end
         if not least or holder[3] + 0 < least then oldest, least = number, holder[3] + 0 end
       end
     end
