@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "deadline counted from before sending",
         "renewal/body.py",
-        "            lease.renewed(sent_at)\n            if lease.lost:\n",
-        "            lease.renewed(self._clock())\n            if lease.lost:\n",
+        "            lease.renewed(sent_at)\n            self._events.renewed(lease)",
+        "            lease.renewed(self._clock())\n            self._events.renewed(lease)",
         "test_store_faults.py::test_renewal_answered_late",
         "not held any more",
     ),
