@@ -110,7 +110,8 @@ class TestAtMost:
     def test_hung_body_loses_its_lease(self, env: WorkerEnvironment, queue: str) -> None:
         """The lease is lost at `lock_at_most`; the lock expires within `lock_ttl`, though the body goes on."""
         job, sent = env.job("capped"), time.monotonic()
-        first = job.apply_async((env.tag, ["hold_watching", "return"]), queue=queue)
+        options = {"lock_options": {"lock_ttl": 9}}  # it outlives a moment of slowness before the cap
+        first = job.apply_async((env.tag, ["hold_watching", "return"]), queue=queue, **options)
         assert sent + AT_MOST < env.wait_for("not-held")["at"]
         until_free(env, "capped")
         signals = [one["what"] for one in env.lock_signals(env.key("capped"))]
