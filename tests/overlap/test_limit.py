@@ -69,7 +69,7 @@ def assert_in_order(env: WorkerEnvironment, results: Sequence[AsyncResult], limi
 @pytest.mark.parametrize("pools", [("prefork",), ("threads",), POOLS], ids="+".join)
 def test_three_at_once(env: WorkerEnvironment, queues: dict[str, str], pools: Sequence[str]) -> None:
     """Of twelve tasks of one signature three run at once, never four, and all run."""
-    acts = [*["hold"] * 3, "sleep"]
+    acts = [*["hold_own"] * 3, "sleep"]
     results = [
         env.job("limit").apply_async((env.tag, acts, 0.2), queue=queues[pools[number % len(pools)]])
         for number in range(12)
@@ -329,7 +329,7 @@ def test_crashed_starts(env: WorkerEnvironment, queues: dict[str, str]) -> None:
 
 def test_three_exports_of_a_customer(env: WorkerEnvironment, queues: dict[str, str]) -> None:
     """Exports of two tasks in one group with a limit of 3: for a customer never more than three run at once, and all run."""
-    results, acts = [], [*["hold"] * 3, "sleep"]
+    results, acts = [], [*["hold_own"] * 3, "sleep"]
     for number in range(12):
         task, queue = ("exports.orders", "exports.invoices")[number % 2], queues[POOLS[number // 2 % 2]]
         results.append(env.job(task).apply_async((env.tag, env.tag, acts, 0.2), queue=queue))
