@@ -121,6 +121,8 @@ def base_conf(
         "worker_prefetch_multiplier": 1,
         "broker_connection_retry_on_startup": True,
         "worker_hijack_root_logger": True,
+        # A moment of slowness is no outage. A module that stops its store without closing it sets its own.
+        "singleton_lock_store_timeout": 20.0,
         **extra_conf,
     }
 
@@ -234,7 +236,8 @@ def ninety_seconds(
         worker.wait_until_ready(app)
         tag = f"ninety-{worker.name}"
         job = app.tasks["job.skip_short"]
-        result = job.apply_async((tag, ["sleep", "return"], 90.0), queue=worker.worker_queue())
+        options = {"lock_options": {"lock_ttl": 15}}  # much shorter than the body, and longer than a moment of slowness
+        result = job.apply_async((tag, ["sleep", "return"], 90.0), queue=worker.worker_queue(), **options)
         until(lambda: recorder.events(tag, "start"), "the body starts", 30)
         return Watch(job, tag, result, recorder, redis.Redis.from_url(conf["broker_url"]))
 

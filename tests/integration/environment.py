@@ -141,12 +141,12 @@ class WorkerEnvironment:
         """Wait until no body is left in the worker of a queue."""
         nodes = self.setup.worker_cluster
         name = next(node.hostname() for node in nodes if node.worker_queue == queue)
-        inspect = self.app.control.inspect([name], timeout=1.0)
+        inspect = self.app.control.inspect([name], timeout=10.0)
         until(lambda: (inspect.active() or {name: True})[name] == [], f"{name} is idle")
 
     def _is_idle(self, task_id: str) -> bool:
         node = self.worker.hostname()
-        found = self.app.control.inspect([node], timeout=2.0).query_task(task_id) or {}
+        found = self.app.control.inspect([node], timeout=10.0).query_task(task_id) or {}
         return node in found and not found[node] and not self._waiting_messages()
 
     def _waiting_messages(self) -> int:
