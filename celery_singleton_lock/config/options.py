@@ -196,6 +196,9 @@ class Settings:
     history: int = _row(
         100, lambda value: is_limit(value) or (value == 0 and not _is_bool(value)), "be a whole number from 0",
         "how many runs are kept for each task name; 0: none")
+    max_message: int = _row(
+        1024 * 1024, is_limit, "be a whole number from 1",
+        "bytes up to which the store keeps a message that waits in line; a longer one starts late, and a WARNING says so")
     pool_limit: int = _row(
         10, is_limit, "be a number from 1",
         "connections that a threads, gevent or eventlet worker may open, at least 2; "

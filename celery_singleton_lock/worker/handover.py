@@ -8,6 +8,7 @@ A message that this worker should not start is published, as it is in other pool
 from __future__ import annotations
 
 import socket
+from base64 import b64decode
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -22,10 +23,12 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
-from celery_singleton_lock.worker.line import HAND_OVER, MAX_MESSAGE, publish
+from celery_singleton_lock.worker.line import HAND_OVER, publish
 
 _json: Any = json  # untyped in Kombu
 _dumps: Any = dumps
+#: Longest message, in bytes, that is handed over. Others are published. A datagram may not be much longer on Linux.
+MAX_MESSAGE = 64 * 1024
 #: Seconds after which a thread publishes what the event loop has not received.
 LOOK_INTERVAL = 1.0
 #: What `kombu.Producer.publish` takes besides the properties of a message.
@@ -55,8 +58,11 @@ class HandOver:
 
     def offer(self, text: str) -> bool:
         """Hand over a message of the line; return whether that is done. Called in processes of the pool, too."""
+        data = text.encode()
+        if len(data) > MAX_MESSAGE:
+            return False
         try:
-            self._inlet.send(text.encode(), socket.MSG_DONTWAIT)
+            self._inlet.send(data, socket.MSG_DONTWAIT)
         except OSError:
             return False
         return True
@@ -127,7 +133,10 @@ def _is_busy() -> bool:
 def _message_of(text: str, consumer: Any) -> tuple[Message, str]:
     """Return a message as a broker would deliver it, and the name of its queue."""
     body, queue, options = _json.loads(text)
-    content_type, encoding, data = _dumps(body, "json")
+    if "content_type" in options:
+        content_type, encoding, data = options["content_type"], options["content_encoding"], b64decode(body)
+    else:
+        content_type, encoding, data = _dumps(body, "json")
     message = _LocalMessage(  # type: ignore[no-untyped-call]
         data,
         content_type=content_type,

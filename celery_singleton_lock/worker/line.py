@@ -13,6 +13,7 @@ import math
 import os
 import random
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,6 +22,7 @@ from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
+from kombu.serialization import dumps
 from kombu.utils import json
 
 from celery_singleton_lock.config.task_config import TaskConfig
@@ -53,11 +55,10 @@ if TYPE_CHECKING:
     from celery_singleton_lock.worker.handover import HandOver
 
 _json: Any = json  # untyped in Kombu
+_dumps: Any = dumps
 
 #: Attribute of an app: its `HandOver`, which processes of a pool inherit.
 HAND_OVER = "_celery_singleton_lock_handover"
-#: Longest text of a message in the line. A longer one is started by its delayed copy.
-MAX_MESSAGE = 64 * 1024
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0
 #: By how much later, in seconds, for each message that waits before it. So the copies of a long line do not fill the queue.
@@ -255,6 +256,8 @@ def publish(app: Any, message: str) -> None:
     body, queue, options = _json.loads(message)
     try:
         declare = [app.amqp.queues[queue]] if queue else None
+        if "content_type" in options:
+            body = b64decode(body)
         with app.producer_or_acquire() as producer:
             producer.publish(body, declare=declare, **options)
     except Exception as error:  # of the broker, say, or a queue that this app does not know
@@ -284,10 +287,9 @@ class _Recorder:
 def _text(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> str:
     """Return the message of a signature as JSON: its body, its queue, and the options of `kombu.Producer.publish`.
 
-    Return nothing if it is long, or if JSON may change its arguments: then its copy starts it.
+    The body of another serializer travels as its bytes. Return nothing if the text is long: then its copy starts it.
     """
-    if signature.options["serializer"] != "json":
-        return ""
+    log = about(task, request.id, wanted.lock)
     try:
         with task.app.producer_or_acquire() as producer:
             recorder = _Recorder(producer)
@@ -296,9 +298,25 @@ def _text(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> str:
         declared, exchange = options.pop("declare") or [None], options["exchange"]
         options["exchange"] = getattr(exchange, "name", exchange)
         options.pop("expiration", None)  # counts from the publish; workers look at the header `expires`
+        if options["serializer"] != "json":
+            body = _as_bytes(body, options)
         text: str = _json.dumps((body, getattr(declared[0], "name", None), options))
     except Exception as failure:  # such as a header that JSON cannot express, or an error of a receiver of signals
-        log = about(task, request.id, wanted.lock)
         log.warning("waits in line, and only a delayed copy can start it: %r", failure)
         return ""
-    return text if len(text) <= MAX_MESSAGE else ""
+    longest = context_of(task.app).settings.max_message
+    if len(text) <= longest:
+        return text
+    if not retry_state_of(request).ticket:  # it comes for the first time
+        log.warning(
+            "waits in line, and only a delayed copy can start it: its message has %d bytes, more than "
+            "singleton_lock_max_message=%d", len(text), longest,
+        )  # fmt: skip
+    return ""
+
+
+def _as_bytes(body: Any, options: dict[str, Any]) -> str:
+    """Return the body of a message as Base64 text, and have the options say what its bytes are."""
+    content_type, encoding, data = _dumps(body, options.pop("serializer"))
+    options.update(content_type=content_type, content_encoding=encoding)
+    return b64encode(data.encode(encoding) if isinstance(data, str) else data).decode()

@@ -266,6 +266,20 @@ def test_message_is_kept(env: WorkerEnvironment) -> None:
     env.wait_for("then", env.other_tag("link"))
 
 
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_long_messages(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], serializer: str) -> None:
+    """Messages of hundreds of kilobytes start as soon as the one before them has ended, in any serializer."""
+    worker = fresh_worker(WorkerSpec("prefork", 2, conf={"accept_content": ["json", "pickle"]}))
+    job, key, queue = env.job("wait_long"), env.key("wait_long"), worker.worker_queue
+    first = env.hold("wait_long", queue=queue)
+    waiting = []
+    for _ in range(3):
+        waiting.append(job.apply_async((env.tag,), headers={"long": "x" * 300_000}, serializer=serializer, queue=queue))
+        until(lambda: len(env.lock_signals(key, "duplicate")) == len(waiting), "it waits")
+    env.let_go()
+    assert ["held", "done", "done", "done"] == [env.get(result) for result in (first, *waiting)]
+
+
 def test_own_retry_does_not_keep_a_ticket(env: WorkerEnvironment) -> None:
     """A message that waited and then retries itself runs again as its own retry says."""
     env.hold("wait_long")

@@ -15,8 +15,8 @@ import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
 
-from celery_singleton_lock.worker.handover import HandOver
-from celery_singleton_lock.worker.line import HAND_OVER, MAX_MESSAGE, publish_next
+from celery_singleton_lock.worker.handover import MAX_MESSAGE, HandOver
+from celery_singleton_lock.worker.line import HAND_OVER, publish_next
 from tests.servers import until
 
 #: A queue for each test: what one leaves on its way is published after its end.

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.signals import before_task_publish
+from kombu.serialization import registry
 
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.testing import hold
-from celery_singleton_lock.worker.line import MAX_MESSAGE
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -75,26 +77,56 @@ def test_events_of_sent_tasks(singleton: Singleton, app: Celery, take: Callable[
     assert "x" == message.headers["task"]
 
 
+@pytest.mark.parametrize("serializer", ["json", "pickle", "yaml"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_bytes_of_a_message(
+    singleton: Singleton, take: Callable[[], list[Any]], serializer: str, compression: str | None
+) -> None:
+    """The end of the holder publishes a message of hundreds of kilobytes as it was, in whatever form it has."""
+    if serializer == "yaml":
+        pytest.importorskip("yaml")
+
+    @singleton(name="x", on_duplicate="wait", serializer=serializer, unique_on=[])
+    def task(text: str) -> None: ...
+
+    argument = "é" * 100_000
+    more = {"compression": compression} if compression else {}
+    with hold(task, argument):
+        deliver(task, argument, **more)
+        take()
+    (message,) = take()
+    message.accept = {message.content_type}
+    assert registry.name_to_type[serializer] == message.content_type
+    assert (argument,) == tuple(message.decode()[0])
+    assert ("compression" in message.headers) is (compression is not None)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"serializer": "pickle"}, {"headers": {"long": "x" * MAX_MESSAGE}}, {"headers": {"odd": 1j}}],
-    ids=["not json", "too long", "header that json cannot express"],
+    ("headers", "why"),
+    [
+        ({"odd": 1j}, "waits in line, and only a delayed copy can start it: "),
+        ({"long": "x" * 2000}, "bytes, more than singleton_lock_max_message"),
+    ],
+    ids=["header that json cannot express", "too long"],
 )
 def test_message_that_only_its_copy_starts(
-    singleton: Singleton, take: Callable[[], list[Any]], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    make_app: MakeApp, headers: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The end of the holder does not publish it; the lock is free. Why is logged, if the documents do not say it."""
+    """The end of the holder does not publish it; the lock is free. A WARNING says why."""
+    app = make_app(singleton_lock_max_message=2000, singleton_lock_eager=True)
 
-    @singleton(name="x", on_duplicate="wait", serializer=options.get("serializer", "json"))
+    @app.task(base=SingletonTask, name="x", on_duplicate="wait", shared=False)
     def task() -> None: ...
 
-    with hold(task):
-        deliver(task, headers=options.get("headers") or {})
-        assert 1 == len(take())
-    assert [] == take()
+    with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        with hold(task):
+            deliver(task, headers=headers)
+            assert 1 == queue.qsize()
+            queue.clear()
+        assert 0 == queue.qsize()
     assert task.lock_holder() is None
-    odd = "Task x[id-1] waits in line, and only a delayed copy can start it: "
-    assert ("odd" in options.get("headers", {})) == any(one.message.startswith(odd) for one in caplog.records)
+    assert [why in record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [True]
 
 
 def test_receivers_see_each_message_once(singleton: Singleton, take: Callable[[], list[Any]]) -> None:
