@@ -201,7 +201,8 @@ def probe(app: Any) -> None:
 
     It writes a key of its own, which expires.
     """
-    _reader(app).probe(f"{context_of(app).settings.prefix}:probe")
+    context = context_of(app)
+    context.store.check(f"{context.settings.prefix}:{{}}")
 
 
 def server(app: Any) -> Mapping[str, str]:

@@ -213,8 +213,5 @@ class RecordStore(Protocol):
     def unhold(self, base: str, name: str) -> bool:
         """End a hold; tell whether there was one."""
 
-    def probe(self, key: str) -> None:
-        """Write a key that expires, to see whether the store takes writes."""
-
     def server(self) -> Mapping[str, str]:
         """Return what the server says of itself (INFO)."""

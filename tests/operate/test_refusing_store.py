@@ -110,7 +110,7 @@ def test_probe_expires(app: Celery, client: Any) -> None:
     before = set(client.keys())
     locks.probe(app)
     (key,) = set(client.keys()) - before
-    assert ("singleton:probe", True) == (key, 0 < client.pttl(key) <= 60_000)
+    assert ("singleton:{}:check", True) == (key, 0 < client.pttl(key) <= 60_000)
 
 
 def test_store_away_is_not_writable() -> None:

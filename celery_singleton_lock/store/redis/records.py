@@ -16,8 +16,6 @@ from celery_singleton_lock.store.redis.connection import Command
 PAGE = "100"
 #: What the name of a hold is followed by in the field that says since when, by whom and why.
 _ABOUT = ":about"
-#: Milliseconds until what `probe` has written is gone.
-PROBE_TTL = "60000"
 #: How many task names are asked about in one round trip. The server may run all its calls before those of others.
 GROUP = 20
 
@@ -114,9 +112,6 @@ class RedisRecords:
         is_held = ends / 1000 > self._now()
         self._server.command("HDEL", holds_key(base), name, name + _ABOUT)
         return is_held
-
-    def probe(self, key: str) -> None:
-        self._server.command("SET", key, "", "PX", PROBE_TTL)
 
     def server(self) -> Mapping[str, str]:
         lines = str(self._server.command("INFO")).splitlines()
