@@ -414,17 +414,15 @@ def test_sentinels_are_one_store(source: str) -> None:
     url = "sentinel://a:26379;sentinel://b:26379"
     name = {"broker": "broker_url", "result_backend": "result_backend", "own": "singleton_lock_url"}[source]
     options = "result_backend_transport_options" if source == "result_backend" else "broker_transport_options"
-    given: dict[str, Any] = {"broker_url": "amqp://x//", name: url, options: {"master_name": "locks"}}
-    found = settings(**given)
-    assert (url, "locks") == (found.url, found.options["master_name"])
+    own = {"master_name": "locks", "sentinel_kwargs": {"password": "p"}}
+    found = settings(**{"broker_url": "amqp://x//", name: url, options: own})
+    assert (url, own) == (found.url, found.options)
 
 
 def test_transport_options_reach_the_store(make_app: MakeApp) -> None:
     """The store is made with Celery's transport options, and refused if they lack the master's name."""
     given = {"broker_url": "sentinel://a:26379", "singleton_lock_url": None}
-    app = make_app(**given, broker_transport_options={"master_name": "locks", "sentinel_kwargs": {"password": "p"}})
-    pool = context_of(app).store._connect().connection_pool  # type: ignore[attr-defined]
-    assert ("locks", "p") == (pool.service_name, pool.sentinel_manager.sentinel_kwargs["password"])
+    assert context_of(make_app(**given, broker_transport_options={"master_name": "locks"})).store
     with pytest.raises(ConfigurationError, match="master_name"):
         context_of(make_app(**given))
 

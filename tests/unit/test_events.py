@@ -16,10 +16,10 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import LeaseRequest
 from tests.servers import until
 from tests.unit.conftest import Clock
+from tests.unit.fake_store import FakeStore
 
 WAIT = 60.0
 
@@ -60,7 +60,7 @@ def on_lost() -> Iterator[Callable[[Callable[[], object]], None]]:
 @pytest.fixture
 def three(clock: Clock, events: EventLogger) -> tuple[Renewer[LeaseState], list[LeaseState]]:
     """Three leases that are due: the first was revoked and acquired by another delivery, the store has lost the second."""
-    store = MemoryStore(clock)
+    store = FakeStore(clock)
     handler = BodyRenewal(store, store, events, clock)
     renewer = Renewer(store, handler, events.loop_failed, clock)
     renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
@@ -73,7 +73,7 @@ def three(clock: Clock, events: EventLogger) -> tuple[Renewer[LeaseState], list[
         leases.append(lease)
     store.revoke("b:{x}", leases[0].request.lock)
     store.acquire(LeaseRequest("b:{x}", "d0", "other", 60.0))
-    del store._records[leases[1].request.lock]
+    store.lose(leases[1].request.lock)
     clock.advance(4.0)
     return renewer, leases
 

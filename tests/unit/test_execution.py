@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from types import FrameType
@@ -41,13 +41,14 @@ from celery_singleton_lock.renewal import pending as pending_module
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
 from celery_singleton_lock.testing import assert_free, assert_held, hold
 from celery_singleton_lock.worker import execution
 from celery_singleton_lock.worker.delivery import Delivery, new_token
 from celery_singleton_lock.worker.republish import RetryState
 from tests.servers import RedisServer, free_port
 from tests.unit.conftest import MakeApp
+from tests.unit.fake_store import FakeStore
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -66,52 +67,6 @@ class MovableClock:
         self.by += seconds
 
 
-class Store(MemoryStore):
-    """A store in memory whose answers can be lost or late, and that can be unreachable."""
-
-    def __init__(self, clock: MovableClock) -> None:
-        super().__init__(clock)
-        self.acquired: list[str] = []
-        self.released: list[str] = []
-        self.on_answer: list[Callable[[], object]] = []  # one call after each execution of `acquire` and `reacquire`
-        self.on_release: list[Callable[[], object]] = []  # one call before each `release`
-        self.on_outcome: list[Callable[[], object]] = []  # one call before each `record_outcome`
-        self.unreachable = False
-
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        result = super().acquire(wanted, timeout)
-        self.acquired.append(wanted.token)
-        if self.on_answer:
-            self.on_answer.pop(0)()
-        return result
-
-    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer = super().reacquire(wanted, fence, timeout)
-        if self.on_answer:
-            self.on_answer.pop(0)()
-        return answer
-
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        if self.unreachable:
-            raise StoreUnavailable("unreachable")
-        return super().renew(leases, timeout)
-
-    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
-        if self.on_outcome:
-            self.on_outcome.pop(0)()
-        super().record_outcome(wanted, success)
-
-    def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Any = None
-    ) -> Any:
-        if self.unreachable:
-            raise StoreUnavailable("unreachable")
-        if self.on_release:
-            self.on_release.pop(0)()
-        self.released.append(wanted.token)
-        return super().release(wanted, success, kept=kept)
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MovableClock:
     clock = MovableClock()
@@ -122,9 +77,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MovableClock:
 
 
 @pytest.fixture
-def store(app: Any, clock: MovableClock) -> Iterator[Store]:
+def store(app: Any, clock: MovableClock) -> Iterator[FakeStore]:
     """Yield the store of `app`. Its renewal thread does not start: tests call `renew_due` themselves."""
-    store = Store(clock)
+    store = FakeStore(clock)
     context = ProcessContext(settings_of(app.conf), store=store)
     context.body_renewal = BodyRenewal(store, store, context.events, clock)
     context.renewer = Renewer(store, context.body_renewal, context.events.loop_failed, clock)
@@ -188,7 +143,7 @@ def recorded(*watched: Any) -> Iterator[list[str]]:
 @pytest.mark.parametrize(
     ("option", "state"), [("run", None), ("raise", "FAILURE"), ("retry", "FAILURE")], ids=["run", "raise", "retry"]
 )
-def test_unanswered_grant_is_released(singleton: Singleton, store: Store, option: str, state: Any) -> None:
+def test_unanswered_grant_is_released(singleton: Singleton, store: FakeStore, option: str, state: Any) -> None:
     """A grant whose answer was lost is released after the delivery, whatever ``on_store_error`` says."""
     protected: list[bool] = []
 
@@ -207,7 +162,7 @@ def test_unanswered_grant_is_released(singleton: Singleton, store: Store, option
     assert_free(task)
 
 
-def test_unanswered_grant_is_released_before_the_next_attempt(singleton: Singleton, store: Store) -> None:
+def test_unanswered_grant_is_released_before_the_next_attempt(singleton: Singleton, store: FakeStore) -> None:
     """A task that is published again after a lost answer does not become a duplicate of itself."""
 
     @singleton(name="x", on_store_error="retry")
@@ -221,23 +176,25 @@ def test_unanswered_grant_is_released_before_the_next_attempt(singleton: Singlet
     assert "ran" == deliver(task).retval
 
 
-def test_lasting_outage_changes_no_outcome(singleton: Singleton, store: Store) -> None:
+def test_lasting_outage_changes_no_outcome(singleton: Singleton, store: FakeStore) -> None:
     """An unanswered grant that cannot be released does not change the outcome; the renewal thread releases it later."""
 
     @singleton(name="x", on_store_error="run")
     def task() -> str:
-        store.unreachable = True
+        store.failure = StoreUnavailable("unreachable")
         return "ran"
 
     store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
     assert "ran" == deliver(task).retval
     assert assert_held(task).task_id == "id-1"
-    store.unreachable = False
+    store.failure = None
     renew_due(task)
     assert_free(task)
 
 
-def test_grant_executed_after_its_release_is_released(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_grant_executed_after_its_release_is_released(
+    singleton: Singleton, store: FakeStore, clock: MovableClock
+) -> None:
     """A store that executes an acquire after its release leaves no lock."""
 
     @singleton(name="x", on_store_error="retry")
@@ -254,7 +211,7 @@ def test_grant_executed_after_its_release_is_released(singleton: Singleton, stor
     assert_free(task)
 
 
-def test_duplicate_releases_nothing(singleton: Singleton, store: Store) -> None:
+def test_duplicate_releases_nothing(singleton: Singleton, store: FakeStore) -> None:
     """A duplicate calls the store once and releases nothing."""
 
     @singleton(name="x")
@@ -269,18 +226,20 @@ def test_duplicate_releases_nothing(singleton: Singleton, store: Store) -> None:
 
 
 @pytest.mark.parametrize("executed", [False, True], ids=["not executed", "executed without an answer"])
-def test_failed_release_is_repeated(singleton: Singleton, store: Store, clock: MovableClock, executed: bool) -> None:
+def test_failed_release_is_repeated(
+    singleton: Singleton, store: FakeStore, clock: MovableClock, executed: bool
+) -> None:
     """A failed release is repeated when the store is reachable, not a TTL later; another holder's lock stays."""
 
     @singleton(name="x", lock_ttl=30)
     def task() -> None:
-        store.unreachable = True
+        store.failure = StoreUnavailable("unreachable")
 
     deliver(task)
     renewer = execution.context_of(task.app).renewer
     renewer.renew_due()
     assert "id-1" == assert_held(task).task_id
-    store.unreachable = False
+    store.failure = None
     if executed:
         task.force_unlock()
         assert store.acquire(request_of_another(task)).status is AcquireStatus.GRANTED
@@ -295,7 +254,7 @@ def test_failed_release_is_repeated(singleton: Singleton, store: Store, clock: M
 @pytest.mark.parametrize("success", [True, False], ids=["success", "failure"])
 @pytest.mark.parametrize("executed", [False, True], ids=["not executed", "executed without an answer"])
 def test_waiting_redelivery_learns_the_outcome_later(
-    singleton: Singleton, store: Store, executed: bool, success: bool
+    singleton: Singleton, store: FakeStore, executed: bool, success: bool
 ) -> None:
     """A redelivery is dropped after a success and runs after a failure, also when the release was not confirmed."""
 
@@ -322,7 +281,7 @@ def test_waiting_redelivery_learns_the_outcome_later(
     assert (AcquireStatus.COMPLETED if success else AcquireStatus.GRANTED) is store.acquire(redelivery).status
 
 
-def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton, store: Store) -> None:
+def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton, store: FakeStore) -> None:
     """A store that is unreachable when the result is stored records the success as soon as it is reachable."""
 
     @singleton(name="x", bind=True)
@@ -339,7 +298,9 @@ def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton,
     assert store.acquire(redelivery).status is AcquireStatus.COMPLETED
 
 
-def test_redelivery_waits_while_the_result_is_stored(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_redelivery_waits_while_the_result_is_stored(
+    singleton: Singleton, store: FakeStore, clock: MovableClock
+) -> None:
     """A redelivery waits for the hooks after a success, however long they take.
 
     Then it is dropped, and nothing is renewed.
@@ -369,17 +330,17 @@ def test_redelivery_waits_while_the_result_is_stored(singleton: Singleton, store
     assert math.inf == due
 
 
-def test_reacquired_lease_is_released_again(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_reacquired_lease_is_released_again(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A store that executes the call to reacquire a lease after its release leaves no lock."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> None:
         task.force_unlock()
-        store._records.clear()
+        store.lose()
         clock.advance(10)
         store.on_answer = [raising(StoreUnavailable("stopped"))]
         renew_due(task)
-        store._records.clear()  # the store has not executed that call yet
+        store.lose()  # the store has not executed that call yet
         requests.append(self.lease._state.request)
 
     requests: list[LeaseRequest] = []
@@ -394,17 +355,17 @@ def test_reacquired_lease_is_released_again(singleton: Singleton, store: Store, 
 
 
 def test_reacquired_lease_that_another_holds_is_released_again(
-    singleton: Singleton, store: Store, clock: MovableClock
+    singleton: Singleton, store: FakeStore, clock: MovableClock
 ) -> None:
     """A store that executes it after another run acquired and released the lock leaves no lock either."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> None:
-        store._records.clear()
+        store.lose()
         clock.advance(10)
         store.on_answer = [raising(StoreUnavailable("stopped"))]
         renewer.renew_due()
-        store._records.clear()  # the store has not executed that call yet
+        store.lose()  # the store has not executed that call yet
         store.acquire(request_of_another(task))
         clock.advance(3)
         renewer.renew_due()
@@ -425,7 +386,7 @@ def test_reacquired_lease_that_another_holds_is_released_again(
 
 @pytest.mark.parametrize("done", [False, True], ids=["during the release", "after the release"])
 def test_lease_leaves_the_renewer_before_its_release(
-    singleton: Singleton, store: Store, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, done: bool
+    singleton: Singleton, store: FakeStore, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     """The renewal thread neither renews nor reacquires a lease during its release, even if a renewal is due."""
     calls: list[str] = []
@@ -480,7 +441,7 @@ def check_redelivery(task: Any, state: dict[str, Any], delay: float) -> dict[str
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry", RetryLater(delay=2, max_wait=1)])
-def test_first_redelivery_check_comes_soon(singleton: Singleton, store: Store, policy: Any) -> None:
+def test_first_redelivery_check_comes_soon(singleton: Singleton, store: FakeStore, policy: Any) -> None:
     """The first redelivery check comes after 0.2 s, however often the message was published again as a duplicate."""
 
     @singleton(name="x", on_duplicate=policy)
@@ -492,7 +453,7 @@ def test_first_redelivery_check_comes_soon(singleton: Singleton, store: Store, p
 
 @pytest.mark.parametrize(("checks", "delay"), [(1, 0.4), (3, 1.6), (20, 2.0), (2000, 2.0)])
 def test_redelivery_checks_back_off_to_the_policys_delay(
-    singleton: Singleton, store: Store, checks: int, delay: float
+    singleton: Singleton, store: FakeStore, checks: int, delay: float
 ) -> None:
     """The delay between redelivery checks doubles up to the policy's delay, and does not count for max_wait."""
 
@@ -503,7 +464,7 @@ def test_redelivery_checks_back_off_to_the_policys_delay(
     assert RetryState(1, 0.5, checks + 1)._asdict() == header
 
 
-def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Singleton, store: Store) -> None:
+def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Singleton, store: FakeStore) -> None:
     """After a message was published again as a duplicate of other work, its next redelivery check counts as the first."""
 
     @singleton(name="x", on_duplicate="retry")
@@ -515,7 +476,7 @@ def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Single
     assert (2, 0) == (header["times"], header["redelivery_checks"])
 
 
-def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: Store, app: Any) -> None:
+def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: FakeStore, app: Any) -> None:
     """The message of a task's own retry has the caller's headers, but not our retry state: its waiting starts anew."""
     seen: list[Any] = []
 
@@ -535,7 +496,7 @@ def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: S
 
 
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}], ids=["own", "auto"])
-def test_token_is_not_published_with_a_retry(singleton: Singleton, store: Store, app: Any, options: Any) -> None:
+def test_token_is_not_published_with_a_retry(singleton: Singleton, store: FakeStore, app: Any, options: Any) -> None:
     """The message of a retry, the task's own or an automatic one, has neither the token nor our property."""
 
     @singleton(name="x", bind=True, default_retry_delay=0, **options)
@@ -566,7 +527,7 @@ def own_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in own if line.startswith("Task ")]
 
 
-def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_acquire_is_logged(singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     """A refused acquire raises under any setting, and one WARNING names the error, the key and the task id."""
 
     @singleton(name="x", on_store_error="run")
@@ -583,7 +544,7 @@ def test_refused_acquire_is_logged(singleton: Singleton, store: Store, caplog: p
     assert [] == store.released, "a store that refuses has granted nothing"
 
 
-def test_dropped_redelivery_is_logged(singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_redelivery_is_logged(singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
     """The log line of a dropped redelivery names its task id and the key."""
 
     @singleton(name="x")
@@ -600,7 +561,7 @@ def test_dropped_redelivery_is_logged(singleton: Singleton, store: Store, caplog
 
 
 def test_lost_lease_is_logged_with_its_holder(
-    singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
+    singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log line of a lost lease names the task, the node, the process and the key."""
 
@@ -618,7 +579,7 @@ def test_lost_lease_is_logged_with_its_holder(
 
 
 def test_control_characters_do_not_make_lines(
-    singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
+    singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log escapes line breaks and other control characters in task ids, which come with messages."""
 
@@ -647,7 +608,7 @@ def test_error_without_text_is_left_to_the_log_handlers() -> None:
 # -- a grant that came too late ----------------------------------------------------------------
 
 
-def test_late_grant_is_acquired_again(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_late_grant_is_acquired_again(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A grant whose answer comes after the lease expired is acquired once more, and its TTL counts from then."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
@@ -662,7 +623,9 @@ def test_late_grant_is_acquired_again(singleton: Singleton, store: Store, clock:
     assert_free(task)
 
 
-def test_late_grant_that_another_acquired_meanwhile(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_late_grant_that_another_acquired_meanwhile(
+    singleton: Singleton, store: FakeStore, clock: MovableClock
+) -> None:
     """A late grant is a duplicate if another task acquired the lock meanwhile; the other task keeps its lock."""
 
     @singleton(name="x", lock_ttl=30)
@@ -680,7 +643,7 @@ def test_late_grant_that_another_acquired_meanwhile(singleton: Singleton, store:
     assert "other" == assert_held(task).task_id
 
 
-def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A store that always answers after the lease expired counts as unreachable."""
 
     @singleton(name="x", lock_ttl=30, on_store_error="raise")
@@ -696,7 +659,7 @@ def test_grants_that_are_always_late_are_an_outage(singleton: Singleton, store: 
 
 
 @pytest.mark.parametrize("main", [True, False], ids=["main thread", "other thread"])
-def test_lost_before_the_body(singleton: Singleton, store: Store, main: bool) -> None:
+def test_lost_before_the_body(singleton: Singleton, store: FakeStore, main: bool) -> None:
     """Under ``on_lock_lost="raise"`` a body whose lease is lost before its start does not start."""
 
     @singleton(name="x", on_lock_lost="raise")
@@ -730,7 +693,7 @@ INTERRUPTIONS = [SoftTimeLimitExceeded, SystemExit, KeyboardInterrupt]
 
 
 @pytest.mark.parametrize("error", INTERRUPTIONS)
-def test_interrupted_after_the_grant(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+def test_interrupted_after_the_grant(singleton: Singleton, store: FakeStore, error: type[BaseException]) -> None:
     """An exception after the store's grant, before its answer is read, leaves no lock."""
 
     @singleton(name="x")
@@ -746,7 +709,7 @@ def test_interrupted_after_the_grant(singleton: Singleton, store: Store, error: 
 
 
 @pytest.mark.parametrize("error", INTERRUPTIONS)
-def test_interrupted_in_the_release(singleton: Singleton, store: Store, error: type[BaseException]) -> None:
+def test_interrupted_in_the_release(singleton: Singleton, store: FakeStore, error: type[BaseException]) -> None:
     """An exception in the release, before the call to the store, leaves no lock."""
 
     @singleton(name="x")
@@ -801,7 +764,7 @@ def deliver_interrupted(interruption: Interruption, task: Any) -> None:
 @pytest.mark.parametrize("is_reachable", [True, False])
 @pytest.mark.parametrize("on_lock_lost", ["warn", "raise"])
 def test_interrupted_anywhere(
-    singleton: Singleton, store: Store, app: Any, on_lock_lost: str, is_reachable: bool
+    singleton: Singleton, store: FakeStore, app: Any, on_lock_lost: str, is_reachable: bool
 ) -> None:
     """An exception at any place around the body leaves no lock and no renewal.
 
@@ -832,13 +795,13 @@ def test_interrupted_anywhere(
     assert 200 < places < 5000
 
 
-def test_pending_releases_leave_no_receivers(singleton: Singleton, store: Store) -> None:
+def test_pending_releases_leave_no_receivers(singleton: Singleton, store: FakeStore) -> None:
     """Repeated pending releases add no receivers to Celery's signals and no finalizers."""
 
     @singleton(name="x")
     def task(number: int) -> None: ...
 
-    store.unreachable = True
+    store.failure = StoreUnavailable("unreachable")
 
     def leave(number: int) -> tuple[int, int]:
         deliver(task, number)
@@ -871,7 +834,7 @@ def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkey
 # -- lock_released -----------------------------------------------------------------------------
 
 
-def test_lock_released_is_sent_after_a_release(singleton: Singleton, store: Store) -> None:
+def test_lock_released_is_sent_after_a_release(singleton: Singleton, store: FakeStore) -> None:
     """`lock_released` is sent once, after the store has released the lock."""
     holders: list[Any] = []
 
@@ -889,7 +852,7 @@ def test_lock_released_is_sent_after_a_release(singleton: Singleton, store: Stor
     assert [None] == holders
 
 
-def test_lock_released_is_not_sent_for_another_holders_lock(singleton: Singleton, store: Store) -> None:
+def test_lock_released_is_not_sent_for_another_holders_lock(singleton: Singleton, store: FakeStore) -> None:
     """`lock_released` is not sent for a lease that another holder has, and that holder keeps its lock."""
 
     @singleton(name="x", bind=True)
@@ -902,17 +865,19 @@ def test_lock_released_is_not_sent_for_another_holders_lock(singleton: Singleton
     assert "other" == assert_held(task).task_id
 
 
-def test_lock_released_is_not_sent_past_the_deadline(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_lock_released_is_not_sent_past_the_deadline(
+    singleton: Singleton, store: FakeStore, clock: MovableClock
+) -> None:
     """A lease that was lost in an outage is released if the store still has it, but `lock_released` is not sent."""
 
     @singleton(name="x", bind=True, lock_ttl=30)
     def task(self: Any) -> bool:
         clock.advance(31)
-        store._records[self.lease.key].expires += 100
-        store.unreachable = True
+        store.prolong(self.lease.key, 100)
+        store.failure = StoreUnavailable("unreachable")
         with suppress(LockLost):
             self.lease.ensure()
-        store.unreachable = False
+        store.failure = None
         return self.lease._state.lost
 
     with recorded(signals.lock_released) as seen:
@@ -921,12 +886,12 @@ def test_lock_released_is_not_sent_past_the_deadline(singleton: Singleton, store
     assert_free(task)
 
 
-def test_lock_released_is_not_sent_for_a_failed_release(singleton: Singleton, store: Store) -> None:
+def test_lock_released_is_not_sent_for_a_failed_release(singleton: Singleton, store: FakeStore) -> None:
     """A failed release sends `store_error` instead of `lock_released`."""
 
     @singleton(name="x")
     def task() -> str:
-        store.unreachable = True
+        store.failure = StoreUnavailable("unreachable")
         return "ran"
 
     with recorded(signals.lock_released, signals.store_error) as seen:
@@ -1003,7 +968,7 @@ def test_forked_process_owns_nothing(make_app: MakeApp, redis_server: RedisServe
 REPUBLISH_REASONS = [({"on_duplicate": "retry"}, DuplicateTask), ({"on_store_error": "retry"}, StoreUnavailable)]
 
 
-def deliver_without_lock(task: Any, store: Store, *args: Any) -> Any:
+def deliver_without_lock(task: Any, store: FakeStore, *args: Any) -> Any:
     """Deliver a task that cannot acquire its lock now."""
     if task.on_duplicate:
         with hold(task, *args):
@@ -1016,7 +981,7 @@ def deliver_without_lock(task: Any, store: Store, *args: Any) -> Any:
 
 @pytest.mark.parametrize(("options", "error"), REPUBLISH_REASONS)
 def test_message_that_can_never_be_published(
-    singleton: Singleton, store: Store, options: Any, error: type[Exception]
+    singleton: Singleton, store: FakeStore, options: Any, error: type[Exception]
 ) -> None:
     """A message that cannot be serialized fails its task; back in its queue it would return for ever."""
 
@@ -1034,7 +999,7 @@ def test_message_that_can_never_be_published(
 @pytest.mark.parametrize(("options", "error"), REPUBLISH_REASONS)
 @pytest.mark.parametrize("late", [True, False])
 def test_unreachable_broker(
-    singleton: Singleton, store: Store, app: Any, options: Any, error: type[Exception], late: bool
+    singleton: Singleton, store: FakeStore, app: Any, options: Any, error: type[Exception], late: bool
 ) -> None:
     """A message that cannot be published is requeued under ``acks_late``; otherwise the task fails."""
     app.conf.update(

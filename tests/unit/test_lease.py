@@ -109,7 +109,6 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
     lease = granted(clock)
     other = copied(lease)
     assert (lease.key, False, False, 0.0) == (other.key, other.protected, other.held, other.remaining)
-    assert other._state is None
     other.ensure()
     assert lease.held
 

@@ -15,7 +15,8 @@ from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.testing import assert_free, assert_held, hold
-from tests.unit.test_execution import MovableClock, Store, clock, raising, renew_due, store  # noqa: F401
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_execution import MovableClock, clock, raising, renew_due, store  # noqa: F401
 from tests.unit.test_task import Singleton, deliver
 
 
@@ -133,7 +134,7 @@ def test_force_unlock_revokes_the_oldest(singleton: Singleton) -> None:
         assert task.force_unlock() is None
 
 
-def test_unanswered_grant_is_released(singleton: Singleton, store: Store) -> None:  # noqa: F811
+def test_unanswered_grant_is_released(singleton: Singleton, store: FakeStore) -> None:  # noqa: F811
     """A slot whose grant was not answered is found by its token and released."""
 
     @singleton(name="x", lock_limit=2, on_store_error="raise")
@@ -150,7 +151,7 @@ def test_unanswered_grant_is_released(singleton: Singleton, store: Store) -> Non
             assert holder.task_id == assert_held(task).task_id
 
 
-def test_late_grant_is_acquired_again(singleton: Singleton, store: Store, clock: MovableClock) -> None:  # noqa: F811
+def test_late_grant_is_acquired_again(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:  # noqa: F811
     """A grant that came too late is asked for again, in the same slot or another, and leaves no second one."""
 
     @singleton(name="x", bind=True, lock_limit=3)
@@ -163,12 +164,12 @@ def test_late_grant_is_acquired_again(singleton: Singleton, store: Store, clock:
     assert_free(task)
 
 
-def test_slot_is_reacquired(singleton: Singleton, store: Store, clock: MovableClock) -> None:  # noqa: F811
+def test_slot_is_reacquired(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:  # noqa: F811
     """A body whose store lost its data reacquires the slot that it had."""
 
     @singleton(name="x", bind=True, lock_limit=2)
     def task(self: Any) -> bool:
-        store._records.clear()
+        store.lose()
         clock.advance(11.0)
         renew_due(self)
         assert "id-1" == store.holder(self.lease.key).task_id  # type: ignore[union-attr]

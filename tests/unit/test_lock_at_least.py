@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, DuplicateTask, SingletonTask, StoreUnavailable, signals
 from celery_singleton_lock.config.task_config import refuse_wrong
-from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import Kept
 from celery_singleton_lock.testing import assert_free, assert_held
 from tests.unit import test_execution
 from tests.unit.conftest import MakeApp
-from tests.unit.test_execution import MovableClock, Store, recorded, renew_due
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_execution import MovableClock, recorded, renew_due
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -38,7 +39,7 @@ def remaining_hold(task: Any) -> float:
 
 
 @pytest.mark.parametrize("is_eager", [False, True], ids=["delivery", "eager"])
-def test_held_after_a_success(singleton: Singleton, store: Store, clock: MovableClock, is_eager: bool) -> None:
+def test_held_after_a_success(singleton: Singleton, store: FakeStore, clock: MovableClock, is_eager: bool) -> None:
     """A success leaves the signature held until `lock_at_least` after the start; the lease itself is released."""
 
     @singleton(name="x", lock_at_least=3600, on_duplicate="raise")
@@ -63,7 +64,7 @@ def test_held_after_a_success(singleton: Singleton, store: Store, clock: Movable
     assert "ran" == run("id-3")
 
 
-def test_nothing_is_held_after_a_long_body(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_nothing_is_held_after_a_long_body(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A body that took longer than `lock_at_least` frees the lock at once."""
 
     @singleton(name="x", lock_at_least=10, lock_ttl=60)
@@ -75,7 +76,7 @@ def test_nothing_is_held_after_a_long_body(singleton: Singleton, store: Store, c
 
 
 @pytest.mark.parametrize("end", ["failure", "retry", "loss", "revocation"])
-def test_no_hold_without_a_success(singleton: Singleton, store: Store, clock: MovableClock, end: str) -> None:
+def test_no_hold_without_a_success(singleton: Singleton, store: FakeStore, clock: MovableClock, end: str) -> None:
     """A failure, a retry, or a lost lease frees the lock at once."""
 
     @singleton(name="x", bind=True, lock_at_least=3600, lock_ttl=30)
@@ -94,17 +95,17 @@ def test_no_hold_without_a_success(singleton: Singleton, store: Store, clock: Mo
     assert_free(task)
 
 
-def test_hold_of_a_pending_release(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_hold_of_a_pending_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A release that comes late leaves the rest of the hold; one that comes too late leaves none."""
 
     @singleton(name="x", lock_at_least=100, lock_ttl=1000)
     def task() -> None:
-        store.unreachable = True
+        store.failure = StoreUnavailable("unreachable")
 
     for late, rest in ((40, 60), (101, 0)):
         deliver(task)
         clock.advance(late)
-        store.unreachable = False
+        store.failure = None
         renew_due(task)
         if rest:
             assert rest - 1 < remaining_hold(task) <= rest
@@ -112,7 +113,7 @@ def test_hold_of_a_pending_release(singleton: Singleton, store: Store, clock: Mo
         assert_free(task)
 
 
-def test_hold_of_an_unanswered_release(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_hold_of_an_unanswered_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A release that was executed without an answer, and is sent again, leaves the same hold."""
 
     @singleton(name="x", bind=True, lock_at_least=100)
@@ -131,7 +132,7 @@ def test_hold_of_an_unanswered_release(singleton: Singleton, store: Store, clock
     assert 59 < remaining_hold(task) <= 60
 
 
-def test_body_that_outlives_lock_at_most(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_body_that_outlives_lock_at_most(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A body that outlives its option loses its lease, whose lock it still releases; no hold follows."""
     seen: list[Any] = []
 
@@ -149,7 +150,7 @@ def test_body_that_outlives_lock_at_most(singleton: Singleton, store: Store, clo
     deliver(task)
     assert [True, False] == seen
     assert_free(task)
-    assert context_of(task.app).renewer._leases == {}
+    assert math.inf == renew_due(task)
 
 
 # -- duplicates ------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def published(task: Any, outcome: Callable[[], Any]) -> tuple[str, float]:
     return state, (datetime.fromisoformat(headers["eta"]) - datetime.now(timezone.utc)).total_seconds()
 
 
-def test_retry_comes_back_after_the_hold(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_retry_comes_back_after_the_hold(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """A postponed duplicate of a hold comes back for its end."""
 
     @singleton(name="x", lock_at_least=600, on_duplicate="retry")
@@ -180,7 +181,7 @@ REDELIVERED = {"delivery_info": {"redelivered": True}}
 
 
 def test_redelivery_of_a_success_meets_its_hold(
-    singleton: Singleton, store: Store, caplog: pytest.LogCaptureFixture
+    singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A redelivered message that had not waited is dropped if its first delivery stored SUCCESS."""
     ran = []
@@ -200,7 +201,7 @@ def test_redelivery_of_a_success_meets_its_hold(
 
 @pytest.mark.parametrize("options", [{"ignore_result": True}, {}], ids=["no result", "died before its result"])
 def test_redelivery_of_an_unknown_outcome_meets_its_hold(
-    singleton: Singleton, store: Store, app: Any, clock: MovableClock, options: Any
+    singleton: Singleton, store: FakeStore, app: Any, clock: MovableClock, options: Any
 ) -> None:
     """Where no success is stored, a redelivery runs after the hold: its first delivery may have died after its body."""
     ran = []
@@ -219,7 +220,7 @@ def test_redelivery_of_an_unknown_outcome_meets_its_hold(
     assert [1, 1] == ran
 
 
-def test_backend_that_cannot_be_asked(singleton: Singleton, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_that_cannot_be_asked(singleton: Singleton, store: FakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result backend that fails does not lose a redelivered message."""
 
     @singleton(name="x", lock_at_least=600)
@@ -233,7 +234,7 @@ def test_backend_that_cannot_be_asked(singleton: Singleton, store: Store, monkey
     assert 595 < published(task, lambda: deliver(task, **REDELIVERED))[1] <= 600
 
 
-def test_task_id_that_is_used_again(singleton: Singleton, store: Store) -> None:
+def test_task_id_that_is_used_again(singleton: Singleton, store: FakeStore) -> None:
     """New work under the task id of a hold is a duplicate, which the policy decides about."""
 
     @singleton(name="x", lock_at_least=600, on_duplicate="retry")

@@ -13,7 +13,8 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from tests.unit import test_renewer
 from tests.unit.conftest import Clock
-from tests.unit.test_renewer import TTL, Events, Held, Store, end, go_on
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_renewer import TTL, Events, Held, end, go_on
 
 events, handler, renewer, held = test_renewer.events, test_renewer.handler, test_renewer.renewer, test_renewer.held
 clock, store = test_renewer.clock, test_renewer.store
@@ -35,7 +36,7 @@ def capped(renewer: Renewer[LeaseState], handler: BodyRenewal, clock: Clock, hel
 
 @pytest.mark.parametrize("at_most", [1.0, TTL / 3, TTL, 2.5 * TTL, 10 * TTL])
 def test_lost_at_the_cap(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, capped: Any, events: Events, at_most: float
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, capped: Any, events: Events, at_most: float
 ) -> None:
     """The lease is renewed up to its cap and lost then, once, and the lock expires a TTL later at most."""
     begin, lease = clock(), capped(at_most)
@@ -56,7 +57,9 @@ def test_lost_at_the_cap(
     assert ["t"] == events.of("lost")
 
 
-def test_not_reacquired_after_the_cap(renewer: Renewer[LeaseState], store: Store, clock: Clock, capped: Any) -> None:
+def test_not_reacquired_after_the_cap(
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, capped: Any
+) -> None:
     """A lock that is missing at the cap stays free, also if the renewal that found it missing was sent before."""
     begin, lease = clock(), capped(10.0)
     go_on(renewer, clock, begin + 8)
@@ -71,7 +74,7 @@ def test_not_reacquired_after_the_cap(renewer: Renewer[LeaseState], store: Store
         assert store.holder(lease.key) is None
 
 
-def test_ensure_after_the_cap(store: Store, clock: Clock, capped: Any, events: Events) -> None:
+def test_ensure_after_the_cap(store: FakeStore, clock: Clock, capped: Any, events: Events) -> None:
     """Past the cap `ensure` raises, before the renewal thread has found the loss, and does not renew the lock."""
     lease = capped(10.0)
     clock.advance(10.0)

@@ -18,14 +18,15 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.testing import assert_free
 from tests.unit import test_execution
-from tests.unit.test_execution import MovableClock, Store, lose_to_another, raising, renew_due
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_execution import MovableClock, lose_to_another, raising, renew_due
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
 clock, store = test_execution.clock, test_execution.store
 
 
-def crash(task: Any, store: Store, clock: MovableClock) -> None:
+def crash(task: Any, store: FakeStore, clock: MovableClock) -> None:
     """Start the task as a worker does that dies at once."""
     config = config_for(task)
     request = LeaseRequest(config.base, config.digest((), {}), str(clock()), 1.0, max_starts=config.options.max_starts)
@@ -40,7 +41,7 @@ def ends(task: Any, times: int) -> list[str]:
 
 
 def test_poison_fails(
-    singleton: Singleton, store: Store, clock: MovableClock, caplog: pytest.LogCaptureFixture
+    singleton: Singleton, store: FakeStore, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Past the limit a delivery fails with an error that names key and count, is logged, and takes no lock."""
 
@@ -64,7 +65,7 @@ def test_poison_fails(
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "retry", "exit", "loss"])
-def test_seen_ends_do_not_count(singleton: Singleton, store: Store, end: str) -> None:
+def test_seen_ends_do_not_count(singleton: Singleton, store: FakeStore, end: str) -> None:
     """A start counts no more once its body has ended, however it ended, also after its lock was revoked."""
 
     @singleton(name="x", bind=True, max_starts=1, max_retries=None)
@@ -87,24 +88,24 @@ def test_seen_ends_do_not_count(singleton: Singleton, store: Store, end: str) ->
     assert [1] * 3 == ran
 
 
-def test_end_of_a_revoked_start_is_told_later(singleton: Singleton, store: Store) -> None:
+def test_end_of_a_revoked_start_is_told_later(singleton: Singleton, store: FakeStore) -> None:
     """If the store is away when the body of a revoked lock ends, its end is noted as soon as the store is back."""
 
     @singleton(name="x", bind=True, max_starts=1)
     def task(self: Any) -> str:
         if not store.released:
             lose_to_another(task, self.lease)
-            store.unreachable = True
+            store.failure = StoreUnavailable("unreachable")
         return "ran"
 
     deliver(task)
-    store.unreachable = False
+    store.failure = None
     task.force_unlock()
     renew_due(task)
     assert "ran" == deliver(task, task_id="id-2").retval
 
 
-def test_unsuccessful(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_unsuccessful(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """`unsuccessful` counts starts since the last success, for a time."""
 
     @singleton(name="x", max_starts=MaxStarts(3, per=3600.0, count="unsuccessful"))
@@ -120,7 +121,7 @@ def test_unsuccessful(singleton: Singleton, store: Store, clock: MovableClock) -
     assert ["ran"] == ends(task, 1)
 
 
-def test_force_unlock_forgets_starts(singleton: Singleton, store: Store, clock: MovableClock) -> None:
+def test_force_unlock_forgets_starts(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
     """After `force_unlock` a refused signature starts again; that of another call stays refused."""
 
     @singleton(name="x", max_starts=MaxStarts(1, count="unsuccessful"))
@@ -137,7 +138,7 @@ def test_force_unlock_forgets_starts(singleton: Singleton, store: Store, clock: 
 
 
 @pytest.mark.parametrize("count", ["crashed", "unsuccessful"])
-def test_unanswered_acquire_is_no_start(singleton: Singleton, store: Store, count: str) -> None:
+def test_unanswered_acquire_is_no_start(singleton: Singleton, store: FakeStore, count: str) -> None:
     """A start that the store noted without an answer does not count: no body ran."""
 
     @singleton(name="x", max_starts=MaxStarts(1, count=count))

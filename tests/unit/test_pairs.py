@@ -19,7 +19,8 @@ from celery_singleton_lock.testing import assert_free, assert_held
 from celery_singleton_lock.worker.decision import policy_of
 from tests.pairs import NEEDS, PAIRS, VALUES, Pair, completed, options_of, refused_in
 from tests.unit import test_execution
-from tests.unit.test_execution import Store, raising, renew_due
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_execution import raising, renew_due
 from tests.unit.test_task import deliver
 
 clock, store = test_execution.clock, test_execution.store
@@ -97,7 +98,7 @@ def test_policy_that_a_callable_chooses(app: Celery) -> None:
         policy_of(task, config_for(app.tasks["sync"]).options, Holder())
 
 
-def test_run_without_a_store(singleton: Any, store: Store) -> None:
+def test_run_without_a_store(singleton: Any, store: FakeStore) -> None:
     """A run without a lock, as the store is away, leaves no hold, counts as no start, and has no cap."""
     leases = []
 

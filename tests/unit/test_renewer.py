@@ -20,55 +20,12 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, Place, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Place, RenewResult
 from tests.servers import until
 from tests.unit.conftest import Clock
+from tests.unit.fake_store import FakeStore
 
 TTL = 12.0
-
-
-class Store(MemoryStore):
-    """A store in memory that records its calls, whose calls take time, and that can be unreachable."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock)
-        self.clock = clock
-        self.failure: Exception | None = None
-        self.renewals: list[tuple[float, int, float]] = []  # time, number of leases, timeout
-        self.acquired: list[str] = []
-        self.released: list[tuple[float, str]] = []
-        self.release_takes = 0.0
-        self.renewal_takes: Callable[[float], float] = lambda allowed: 0.0
-        self.during_renewal: Callable[[], object] = lambda: None
-
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        assert timeout is not None
-        self.renewals.append((self.clock(), len(leases), timeout))
-        answers = [] if self.failure else super().renew(leases, timeout)
-        self.during_renewal()
-        self.clock.advance(self.renewal_takes(timeout))
-        if self.failure:
-            raise self.failure
-        return answers
-
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        self.acquired.append(wanted.token)
-        if self.failure:
-            raise self.failure
-        return super().acquire(wanted, timeout)
-
-    def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Any = None
-    ) -> Any:
-        self.released.append((self.clock(), wanted.token))
-        self.clock.advance(min(self.release_takes, timeout or math.inf))
-        if self.failure:
-            raise self.failure
-        return super().release(wanted, success, kept=kept)
-
-    def lose(self) -> None:
-        """Delete every lease, as a restart without persistence does."""
-        self._records.clear()
 
 
 class Events:
@@ -166,8 +123,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def store(clock: Clock) -> Store:
-    return Store(clock)
+def store(clock: Clock) -> FakeStore:
+    return FakeStore(clock)
 
 
 @pytest.fixture
@@ -176,19 +133,19 @@ def events() -> Events:
 
 
 @pytest.fixture
-def handler(store: Store, events: Any, clock: Clock) -> BodyRenewal:
+def handler(store: FakeStore, events: Any, clock: Clock) -> BodyRenewal:
     return BodyRenewal(store, store, events, clock)
 
 
 @pytest.fixture
-def renewer(store: Store, handler: BodyRenewal, clock: Clock) -> Renewer[LeaseState]:
+def renewer(store: FakeStore, handler: BodyRenewal, clock: Clock) -> Renewer[LeaseState]:
     renewer = Renewer(store, handler, ignore, clock)
     renewer._loop = Quiet(renewer.renew_due, ignore, clock)
     return renewer
 
 
 @pytest.fixture
-def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: Store, clock: Clock) -> Callable[..., Held]:
+def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: FakeStore, clock: Clock) -> Callable[..., Held]:
     """Return a function that acquires a lease and adds it to the renewer."""
 
     def make(token: str = "t", ttl: float = TTL, supervised: bool = False) -> Held:
@@ -215,18 +172,18 @@ def go_on(renewer: Renewer[LeaseState], clock: Clock, until: float) -> None:
 
 
 def test_renewed_each_third_of_the_ttl(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """The renewer renews a lease each third of its TTL, so the lease lives as long as its work."""
     lease = held()
     go_on(renewer, clock, clock() + 100 * TTL)
-    times = [when for when, _, _ in store.renewals]
+    times = [when for when, *_ in store.renewals]
     assert {round(TTL / 3, 2)} == {round(later - earlier, 2) for earlier, later in pairwise(times)}
     assert lease.held
     assert {"renewed"} == {what for what, _ in events.reported}
 
 
-def test_no_renewal_before_it_is_due(renewer: Renewer[LeaseState], store: Store, held: Any, clock: Clock) -> None:
+def test_no_renewal_before_it_is_due(renewer: Renewer[LeaseState], store: FakeStore, held: Any, clock: Clock) -> None:
     """A sweep that finds nothing due does not call the store, and returns the time of the next one."""
     lease = held()
     assert lease.due == renewer.renew_due()
@@ -242,28 +199,32 @@ def test_idle_without_leases(renewer: Renewer[LeaseState], clock: Clock, held: A
     assert math.inf == renewer.renew_due()
 
 
-def test_due_together_one_call_per_hundred(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
+def test_due_together_one_call_per_hundred(
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
+) -> None:
     """One call renews up to 100 leases that are due at about the same time."""
     for number in range(230):
         held(str(number))
         clock.advance(0.001)
     clock.advance(TTL / 3 - 0.2)
     renewer.renew_due()
-    assert [100, 100, 30] == [count for _, count, _ in store.renewals]
+    assert [100, 100, 30] == [len(one.tokens) for one in store.renewals]
 
 
-def test_call_may_take_a_sixth_of_the_ttl(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
+def test_call_may_take_a_sixth_of_the_ttl(
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
+) -> None:
     """The timeout of a renewal is at most a sixth of the shortest TTL, also past the deadline."""
     held("a", ttl=60.0)
     held("b", ttl=TTL)
     clock.advance(TTL)
     renewer.renew_due()
     assert store.renewals
-    assert all(allowed <= TTL / 6 for _, _, allowed in store.renewals)
+    assert all(allowed <= TTL / 6 for *_, allowed in store.renewals)
 
 
 def test_two_retries_fit_before_the_deadline(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A renewal that fails at its full timeout is repeated at least twice before the deadline."""
     lease = held()
@@ -271,14 +232,14 @@ def test_two_retries_fit_before_the_deadline(
     store.failure = StoreUnavailable("unreachable")
     store.renewal_takes = lambda allowed: allowed
     go_on(renewer, clock, granted + 2 * TTL)
-    before_deadline = [when for when, _, _ in store.renewals if when < granted + TTL]
+    before_deadline = [when for when, *_ in store.renewals if when < granted + TTL]
     assert len(before_deadline) >= 3
     assert ["t"] == events.of("lost")
     assert not lease.held
 
 
 def test_third_renewal_saves_the_lease(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lease whose third renewal succeeds is not lost, and the outage is reported once."""
     lease = held()
@@ -295,7 +256,7 @@ def test_third_renewal_saves_the_lease(
 
 
 def test_starved_renewal_is_repeated(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """Where the main process renews too, a last renewal whose thread was starved is repeated; a failure in time is a loss."""
     lease = held(supervised=True)
@@ -311,7 +272,7 @@ def test_starved_renewal_is_repeated(
 
 
 def test_renewals_that_are_always_late(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """Late renewals postpone the report of a loss by at most a TTL and the last renewal, whatever delays them."""
     lease = held(supervised=True)
@@ -324,7 +285,7 @@ def test_renewals_that_are_always_late(
 
 
 def test_late_renewal_without_a_supervisor(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """Without a supervisor a renewal that fails past the deadline loses the lease, whatever delayed it."""
     held()
@@ -335,7 +296,7 @@ def test_late_renewal_without_a_supervisor(
 
 
 def test_each_outage_is_reported_once(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """Each outage is reported once, however many renewals failed and however many leases are held."""
     for token in "abc":
@@ -351,7 +312,7 @@ def test_each_outage_is_reported_once(
 
 
 def test_deadline_counts_from_before_sending(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
 ) -> None:
     """The deadline is one TTL after the last successful call was sent; a slow reply does not move it."""
     lease = held()
@@ -363,7 +324,7 @@ def test_deadline_counts_from_before_sending(
     assert sent + TTL / 3 == lease.due
 
 
-def test_failed_call_moves_no_deadline(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any) -> None:
+def test_failed_call_moves_no_deadline(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any) -> None:
     """A deadline moves only after a call that succeeded."""
     lease = held()
     deadline = lease.deadline
@@ -373,7 +334,7 @@ def test_failed_call_moves_no_deadline(renewer: Renewer[LeaseState], store: Stor
     assert deadline == lease.deadline
 
 
-def test_lost_once(renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events) -> None:
+def test_lost_once(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events) -> None:
     """A lease past its deadline is lost for good: the loss is reported once and the body is interrupted once."""
     lease = held()
     store.failure = StoreUnavailable("unreachable")
@@ -389,7 +350,7 @@ def test_lost_once(renewer: Renewer[LeaseState], store: Store, clock: Clock, hel
 
 
 def test_refusal_counts_as_an_outage(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lease whose renewals the store refuses is lost after its deadline, not before."""
     lease = held()
@@ -402,7 +363,7 @@ def test_refusal_counts_as_an_outage(
 
 
 def test_lease_that_another_holder_has(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lease that another holder has is lost at once, and the renewer does not touch the other holder's lock.
 
@@ -434,7 +395,7 @@ def test_lease_that_another_holder_has(
 
 
 def test_lost_lease_does_not_shorten_the_timeout_of_others(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
 ) -> None:
     """The deadline of a lost lease does not shorten the timeout of other renewals."""
     held("lost")
@@ -445,11 +406,11 @@ def test_lost_lease_does_not_shorten_the_timeout_of_others(
     held("other")
     store.renewals.clear()
     go_on(renewer, clock, clock() + 5 * TTL)
-    assert {TTL / 6} == {allowed for _, _, allowed in store.renewals}
+    assert {TTL / 6} == {allowed for *_, allowed in store.renewals}
 
 
 def test_missing_lease_is_reacquired(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """The renewer reacquires a missing lease before its deadline if no other holder has it; that lease is not lost."""
     lease = held()
@@ -465,7 +426,7 @@ def test_missing_lease_is_reacquired(
 
 
 def test_missing_lease_that_another_acquires_before_the_reacquire(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A missing lease that another holder acquires before the reacquire is lost, and the other holder keeps it."""
     lease = held()
@@ -483,7 +444,7 @@ def test_missing_lease_that_another_acquires_before_the_reacquire(
 
 @pytest.mark.parametrize("cause", ["another acquired and released it", "the deadline had passed"])
 def test_missing_lease_that_is_lost(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, cause: str
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events, cause: str
 ) -> None:
     """A missing lease is lost, once, if another holder had it meanwhile or its deadline has passed.
 
@@ -510,11 +471,11 @@ def test_missing_lease_that_is_lost(
 
 
 def test_woken_late_but_still_the_owner(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A process that was stopped past its deadline keeps a lease that the store still has."""
     lease = held()
-    store._records[lease.key].expires += 10 * TTL  # another process renewed it meanwhile
+    store.prolong(lease.key, 10 * TTL)  # another process renewed it meanwhile
     clock.advance(3 * TTL)
     assert not lease.held
     renewer.renew_due()
@@ -523,7 +484,7 @@ def test_woken_late_but_still_the_owner(
 
 
 def test_revoked_by_an_operator(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lock that an operator revoked is lost at the next renewal and is not reacquired."""
     lease = held()
@@ -535,7 +496,7 @@ def test_revoked_by_an_operator(
 
 
 def test_released_is_not_renewed(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lease whose body has ended is not renewed."""
     lease = held()
@@ -547,7 +508,7 @@ def test_released_is_not_renewed(
 
 @pytest.mark.parametrize("answer", [RenewResult.RENEWED, RenewResult.MISSING, RenewResult.NOT_OWNER])
 def test_released_while_a_renewal_is_in_flight(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, answer: RenewResult
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events, answer: RenewResult
 ) -> None:
     """A lease that is released during its renewal is neither reacquired nor reported, whatever the store answers."""
     lease = held()
@@ -574,7 +535,7 @@ def test_released_while_a_renewal_is_in_flight(
 
 
 def test_released_while_an_outage_is_found(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A lease that is released while its renewal fails past the deadline is not lost."""
     lease = held()
@@ -587,7 +548,7 @@ def test_released_while_an_outage_is_found(
 
 
 def test_body_that_ends_while_its_lease_is_reacquired(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """The renewer repeats a release that overtook a call to reacquire, so no lock is left."""
     lease = held()
@@ -611,7 +572,7 @@ def test_body_that_ends_while_its_lease_is_reacquired(
 
 
 def test_body_that_ended_before_its_lease_is_reacquired(
-    renewer: Renewer[LeaseState], handler: BodyRenewal, store: Store, held: Any
+    renewer: Renewer[LeaseState], handler: BodyRenewal, store: FakeStore, held: Any
 ) -> None:
     """Nothing is reacquired for a body that has ended."""
     lease = held()
@@ -622,7 +583,7 @@ def test_body_that_ended_before_its_lease_is_reacquired(
 
 
 def test_many_leases_in_an_outage(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """No lease of several batches is lost where each call times out until three quarters of the TTL have passed."""
     leases = [held(str(number)) for number in range(250)]
@@ -643,7 +604,7 @@ def unanswered(token: str = "d") -> LeaseRequest:
     return LeaseRequest("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
 
 
-def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
     """The renewer releases the lock of a request whose answer was lost at once, and stops after a second release."""
     request = unanswered()
     store.acquire(request)
@@ -655,7 +616,9 @@ def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: Sto
     assert math.inf == renewer.renew_due()
 
 
-def test_pending_release_publishes_the_next_in_line(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+def test_pending_release_publishes_the_next_in_line(
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock
+) -> None:
     """The next in line is published once the store has confirmed the release, and once only."""
     published: list[str] = []
     request = unanswered()
@@ -674,7 +637,7 @@ def test_pending_release_publishes_the_next_in_line(renewer: Renewer[LeaseState]
 
 
 def test_unanswered_request_is_released_again_after_an_outage(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock
 ) -> None:
     """The renewer releases twice, because a stopped store may execute the acquire after the first release."""
     requests = [unanswered(str(number)) for number in range(3)]
@@ -694,7 +657,7 @@ def test_unanswered_request_is_released_again_after_an_outage(
 
 
 def test_pending_releases_do_not_delay_renewals(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
 ) -> None:
     """Leases are renewed on time while a release is pending."""
     held()
@@ -704,10 +667,10 @@ def test_pending_releases_do_not_delay_renewals(
     store.failure = None
     begin = clock()
     go_on(renewer, clock, clock() + 10 * TTL)
-    assert 30 == len([when for when, _, _ in store.renewals if when > begin])
+    assert 30 == len([when for when, *_ in store.renewals if when > begin])
 
 
-def test_refused_release_is_reported(store: Store, handler: BodyRenewal, clock: Clock) -> None:
+def test_refused_release_is_reported(store: FakeStore, handler: BodyRenewal, clock: Clock) -> None:
     """A store that refuses a pending release is reported once, with the lease; the lock is left to expire."""
     errors: list[tuple[str, str]] = []
 
@@ -724,7 +687,7 @@ def test_refused_release_is_reported(store: Store, handler: BodyRenewal, clock: 
 
 
 def test_renewals_come_before_pending_releases(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """Releases after an outage do not delay a renewal, however many they are and however slowly the store answers."""
     held()
@@ -733,14 +696,14 @@ def test_renewals_come_before_pending_releases(
         release_later(renewer, unanswered(str(number)))
     begin = clock()
     go_on(renewer, clock, begin + 20 * TTL)
-    times = [begin, *(when for when, _, _ in store.renewals)]
+    times = [begin, *(when for when, *_ in store.renewals)]
     assert max(later - sooner for sooner, later in pairwise(times)) <= TTL / 3 + TTL / 20 + 0.01
     assert 20 * 20 * 0.9 <= len(store.released)
 
 
 @pytest.mark.parametrize(("ttl", "other"), [(6.0, 6.0), (1.0, 1.0), (1.0, 30.0), (3.0, 30.0), (30.0, 3600.0)])
 def test_pending_releases_leave_time_for_two_retries(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, ttl: float, other: float
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, ttl: float, other: float
 ) -> None:
     """Two more renewals fit before the deadline while the store is unreachable and releases are pending."""
     lease = held(ttl=ttl)
@@ -751,10 +714,10 @@ def test_pending_releases_leave_time_for_two_retries(
         release_later(renewer, LeaseRequest("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
     clock.time = lease.due
     go_on(renewer, clock, lease.deadline)
-    assert 3 <= len([when for when, _, _ in store.renewals if when < lease.deadline])
+    assert 3 <= len([when for when, *_ in store.renewals if when < lease.deadline])
 
 
-def test_pending_release_of_a_long_lease(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+def test_pending_release_of_a_long_lease(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
     """An unanswered request is released within 3 s of the store's return, however long its TTL is."""
     request = LeaseRequest("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
     store.acquire(request)
@@ -770,7 +733,7 @@ def test_pending_release_of_a_long_lease(renewer: Renewer[LeaseState], store: St
 @pytest.mark.parametrize("ttl", [30.0, 600.0, 3600.0])
 @pytest.mark.parametrize("other_starts", ["before the outage", "after the outage"])
 def test_pending_release_does_not_wait_for_renewals(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, ttl: float, other_starts: str
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, ttl: float, other_starts: str
 ) -> None:
     """A pending release is done within 3 s of the store's return, whenever the next renewal is due."""
     left = held(ttl=ttl)
@@ -792,7 +755,7 @@ def test_pending_release_does_not_wait_for_renewals(
 
 
 def test_pending_release_while_short_leases_come_and_go(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
 ) -> None:
     """A pending release does not wait for a renewal, which the leases of short tasks never need."""
     left, other = held("left", 3600.0), held("other", 6.0)
@@ -811,7 +774,7 @@ def test_pending_release_while_short_leases_come_and_go(
 
 
 def test_refusing_store_is_reported_once(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """A store that refuses every call is reported once, however many renewals and releases fail."""
     held(ttl=60.0)
@@ -823,7 +786,7 @@ def test_refusing_store_is_reported_once(
 
 
 def test_released_bodies_have_room_among_unanswered_requests(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock
 ) -> None:
     """Many unanswered requests in an outage do not displace the pending release of a body that ended in it."""
     left = unanswered("left")
@@ -834,10 +797,10 @@ def test_released_bodies_have_room_among_unanswered_requests(
     release_later(renewer, left, success=True)
     store.failure = None
     go_on(renewer, clock, clock() + TTL)
-    assert "left" in {token for _, token in store.released}
+    assert "left" in store.released
 
 
-def test_unanswered_requests_are_bounded(renewer: Renewer[LeaseState], store: Store, clock: Clock) -> None:
+def test_unanswered_requests_are_bounded(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
     """The renewer keeps at most 1000 unanswered requests, however long the store is unreachable."""
     store.failure = StoreUnavailable("unreachable")
     for number in range(1500):
@@ -846,21 +809,21 @@ def test_unanswered_requests_are_bounded(renewer: Renewer[LeaseState], store: St
     store.failure = None
     clock.advance(TTL)
     go_on(renewer, clock, clock() + TTL)
-    assert 1000 == len({token for when, token in store.released[1:]})
+    assert 1000 == len(set(store.released[1:]))
 
 
-def test_ensure_before_the_deadline_calls_no_store(renewer: Renewer[LeaseState], store: Store, held: Any) -> None:
+def test_ensure_before_the_deadline_calls_no_store(renewer: Renewer[LeaseState], store: FakeStore, held: Any) -> None:
     """`ensure` does not call the store before the deadline."""
     held().ensure()
     assert [] == store.renewals
 
 
 def test_ensure_past_the_deadline_renews_once(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any
 ) -> None:
     """Past the deadline `ensure` renews once; a lease that is still owned is held again."""
     lease = held()
-    store._records[lease.key].expires += 10 * TTL
+    store.prolong(lease.key, 10 * TTL)
     clock.advance(TTL + 1)
     lease.ensure()
     assert lease.held
@@ -870,7 +833,7 @@ def test_ensure_past_the_deadline_renews_once(
 
 @pytest.mark.parametrize("fault", ["unreachable", "missing", "another holder"])
 def test_ensure_past_the_deadline_and_not_owned(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events, fault: str
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events, fault: str
 ) -> None:
     """Past the deadline each `ensure` raises LockLost if the lease is not confirmed; the loss is reported once."""
     lease = held()
@@ -889,7 +852,7 @@ def test_ensure_past_the_deadline_and_not_owned(
 # -- the thread --------------------------------------------------------------------------------
 
 
-def test_thread_starts_with_the_first_lease(clock: Clock, store: Store, handler: BodyRenewal) -> None:
+def test_thread_starts_with_the_first_lease(clock: Clock, store: FakeStore, handler: BodyRenewal) -> None:
     """The first lease starts the thread; a later lease that is due no earlier does not wake it."""
     woken = []
     renewer = Renewer(store, handler, ignore, clock)
@@ -993,11 +956,11 @@ class broken_log:  # noqa: N801
 
 
 def test_failing_report_does_not_stop_other_renewals(
-    renewer: Renewer[LeaseState], store: Store, clock: Clock, held: Any, events: Events
+    renewer: Renewer[LeaseState], store: FakeStore, clock: Clock, held: Any, events: Events
 ) -> None:
     """An error while one lease is reported does not stop the renewal of other leases."""
     missing, other = held("a"), held("b")
-    del store._records[missing.key]
+    store.lose(missing.key)
 
     def fail(lease: LeaseState) -> None:
         raise RuntimeError("log")

@@ -23,7 +23,8 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.store.protocol import LeaseRequest, Place, RenewResult
 from celery_singleton_lock.worker import replaced
 from tests.unit.conftest import Clock
-from tests.unit.test_renewer import Events, Fired, Store
+from tests.unit.fake_store import FakeStore
+from tests.unit.test_renewer import Events, Fired
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -109,7 +110,7 @@ class Body:
     """A body in this process, whose lease is renewed as the test says."""
 
     def __init__(self, clock: Clock) -> None:
-        self.clock, self.store, self.events = clock, Store(clock), Events()
+        self.clock, self.store, self.events = clock, FakeStore(clock), Events()
         self.renewal = BodyRenewal(self.store, self.store, self.events, clock)  # type: ignore[arg-type]
         request = LeaseRequest("b:{x}", "d", "t", TTL, "task", "n", os.getpid(), stoppable=True)
         self.state = LeaseState(request)

@@ -6,7 +6,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,39 +15,20 @@ from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Released, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Released
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.servers import until
+from tests.unit.fake_store import FakeStore
 
 
-class Store(MemoryStore):
-    """A store that records its calls and can be unreachable."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.away = False
-        self.renewals: list[list[str]] = []
-        self.releases: list[str] = []
-
-    def renew(self, claims: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        self.renewals.append([claim.token for claim in claims])
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().renew(claims, timeout)
-
-    def release(
-        self, claim: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None
-    ) -> Released:
-        self.releases.append(claim.token)
-        if self.away:
-            raise StoreUnavailable("away")
-        return super().release(claim, success, kept=kept)
+def tokens_of(store: FakeStore) -> list[list[str]]:
+    """Return the tokens of each renewal."""
+    return [one.tokens for one in store.renewals]
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> FakeStore:
+    return FakeStore()
 
 
 @pytest.fixture
@@ -56,7 +37,7 @@ def errors() -> list[BaseException]:
 
 
 @pytest.fixture
-def supervisor(store: Store, errors: list[BaseException]) -> Iterator[Supervisor]:
+def supervisor(store: FakeStore, errors: list[BaseException]) -> Iterator[Supervisor]:
     made = Supervisor(store, errors.append)
     yield made
     made._loop.end()
@@ -121,11 +102,11 @@ def accept(
     return delivery
 
 
-def held(store: Store, whole: LeaseRequest) -> bool:
+def held(store: FakeStore, whole: LeaseRequest) -> bool:
     return store.holder(whole.lock) is not None
 
 
-def test_lease_of_a_killed_child_is_freed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_lease_of_a_killed_child_is_freed(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """A child that is killed loses its lease at once, long before its TTL."""
     pid, one = fork(), lease_request("one")
     store.acquire(one)
@@ -135,7 +116,7 @@ def test_lease_of_a_killed_child_is_freed(supervisor: Supervisor, store: Store, 
     until(lambda: not held(store, one))
 
 
-def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """A task whose lock is released for a dead child is logged, but not one that had finished before."""
     known, pids = [], []
     for token, is_running in (("finished", False), ("running", True)):
@@ -148,7 +129,7 @@ def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: Store
     assert [] == known[0].dead
 
 
-def test_lease_of_the_longest_ttl(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_lease_of_the_longest_ttl(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """However long a lease may live, the watch goes on, and the lease goes with the child."""
     pid, one = fork(), lease_request("one", ttl=LONGEST)
     store.acquire(one)
@@ -157,7 +138,7 @@ def test_lease_of_the_longest_ttl(supervisor: Supervisor, store: Store, fork: Ca
     until(lambda: not held(store, one))
 
 
-def test_lease_of_each_killed_child_is_freed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_lease_of_each_killed_child_is_freed(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """Of several children, each that is killed loses its lease, however long the TTLs are."""
     whole = [lease_request(str(number), ttl=300.0) for number in range(3)]
     pids = []
@@ -171,7 +152,9 @@ def test_lease_of_each_killed_child_is_freed(supervisor: Supervisor, store: Stor
         until(lambda one=one: not held(store, one), f"lease {one.token} of a killed child is freed")
 
 
-def test_child_that_was_dead_before_it_was_known(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_child_that_was_dead_before_it_was_known(
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
+) -> None:
     """A child that died before the main process heard of its task is found dead, though others have time."""
     first, second = lease_request("first", ttl=300.0), lease_request("second", ttl=300.0)
     for one in (first, second):
@@ -185,7 +168,7 @@ def test_child_that_was_dead_before_it_was_known(supervisor: Supervisor, store: 
 
 
 def test_child_without_pidfd(
-    supervisor: Supervisor, store: Store, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the system has no pidfd, a death is seen by polling."""
     monkeypatch.delattr(os, "pidfd_open")
@@ -197,7 +180,7 @@ def test_child_without_pidfd(
 
 
 def test_what_a_living_child_holds_is_not_released(
-    supervisor: Supervisor, store: Store, fork: Callable[[], int]
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
 ) -> None:
     """Nothing is released for a child that lives, a stopped one included; it is renewed."""
     pid, one = fork(), lease_request("one", ttl=3.0)
@@ -208,10 +191,12 @@ def test_what_a_living_child_holds_is_not_released(
     until(lambda: len(store.renewals) >= 4)
     assert time.monotonic() - began > 3.0, "four renewals take longer than the TTL"
     assert held(store, one)
-    assert [] == store.releases
+    assert [] == store.released
 
 
-def test_child_that_was_given_another_attempt(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_child_that_was_given_another_attempt(
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
+) -> None:
     """A child's new delivery replaces its earlier one: only the lease of the new one is released when the child dies."""
     pid, old, new = fork(), lease_request("old"), lease_request("new")
     accept(supervisor, pid, old)
@@ -219,30 +204,30 @@ def test_child_that_was_given_another_attempt(supervisor: Supervisor, store: Sto
     accept(supervisor, pid, new)
     os.kill(pid, signal.SIGKILL)
     until(lambda: not held(store, new))
-    assert ["new"] == store.releases
+    assert ["new"] == store.released
 
 
-def test_store_away_at_a_death(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_store_away_at_a_death(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """The supervisor releases a dead child's lease as soon as the store is reachable."""
     pid, one = fork(), lease_request("one")
     store.acquire(one)
     accept(supervisor, pid, one)
-    store.away = True
+    store.failure = StoreUnavailable("away")
     os.kill(pid, signal.SIGKILL)
-    until(lambda: store.releases)
+    until(lambda: store.released)
     assert held(store, one)
-    store.away = False
+    store.failure = None
     until(lambda: not held(store, one))
 
 
-def test_store_error_does_not_end_the_watch(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_store_error_does_not_end_the_watch(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """A renewal that fails is tried again soon enough for the lease to survive."""
     pid, one = fork(), lease_request("one", ttl=6.0)
     store.acquire(one)
-    store.away = True
+    store.failure = StoreUnavailable("away")
     accept(supervisor, pid, one)
     until(lambda: len(store.renewals) >= 2)
-    store.away = False
+    store.failure = None
     until(lambda: len(store.renewals) >= 4)
     assert held(store, one)
 
@@ -251,7 +236,7 @@ def test_store_error_does_not_end_the_watch(supervisor: Supervisor, store: Store
     "unforeseen", [RuntimeError("unforeseen"), SystemExit(), KeyboardInterrupt(), MemoryError()], ids=repr
 )
 def test_no_error_ends_the_supervisor(
-    store: Store, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch, unforeseen: BaseException
+    store: FakeStore, fork: Callable[[], int], monkeypatch: pytest.MonkeyPatch, unforeseen: BaseException
 ) -> None:
     """An unexpected error is reported and ends no thread: leases are renewed, and the next death is noticed."""
     errors: list[BaseException] = []
@@ -276,13 +261,15 @@ def test_no_error_ends_the_supervisor(
     accept(supervisor, pid, one)
     until(lambda: len(store.renewals) >= 2)
     os.kill(pid, signal.SIGKILL)
-    until(lambda: store.releases == [one.token])
+    until(lambda: store.released == [one.token])
     assert [unforeseen] * 2 == errors
     supervisor._loop.end()
     supervisor._renewer.end()
 
 
-def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_error_at_a_death_does_not_end_the_watch(
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
+) -> None:
     """An error while a dead child's lease is released does not end the watch: the next death is detected."""
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
@@ -302,14 +289,16 @@ def test_error_at_a_death_does_not_end_the_watch(supervisor: Supervisor, store: 
     until(lambda: not held(store, other))
 
 
-def test_finished_delivery_is_not_renewed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_finished_delivery_is_not_renewed(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """Once the pool has the result of a delivery, its lease is not renewed any more."""
     accept(supervisor, fork(), lease_request("one", ttl=1.0), is_running=False)
     until(lambda: supervisor._renewer._leases == {})
     assert [] == store.renewals
 
 
-def test_delivery_past_its_cap_is_not_renewed(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_delivery_past_its_cap_is_not_renewed(
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
+) -> None:
     """The lease of a child is renewed up to its task's `lock_at_most`, and expires then; other leases go on."""
     one, other = lease_request("one", ttl=1.0), lease_request("other", ttl=1.0)
     for request, at_most in ((one, 3.0), (other, None)):
@@ -317,14 +306,14 @@ def test_delivery_past_its_cap_is_not_renewed(supervisor: Supervisor, store: Sto
         accept(supervisor, fork(), request, at_most=at_most)
 
     def renewals(request: LeaseRequest) -> int:
-        return sum(request.token in tokens for tokens in store.renewals)
+        return sum(request.token in tokens for tokens in tokens_of(store))
 
     until(lambda: renewals(other) > renewals(one) + 3)
     assert renewals(one) > 0
     assert not held(store, one)
 
 
-def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: Store, fork: Callable[[], int]) -> None:
+def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """An attempt that has no lease yet is kept in view while the pool waits for its end."""
     one = lease_request("one", ttl=3.0)
     accept(supervisor, fork(), one)
@@ -348,7 +337,7 @@ class Quiet(BackgroundLoop):
 class OneChild:
     """A supervisor whose only child, this process, has a lease that is due; its clock stands still."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: FakeStore) -> None:
         self.time = 0.0
         self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), supervised=True)
         self.supervisor = Supervisor(store, print, clock=lambda: self.time)
@@ -363,44 +352,46 @@ class OneChild:
 
 
 @pytest.fixture
-def child(store: Store) -> OneChild:
+def child(store: FakeStore) -> OneChild:
     return OneChild(store)
 
 
-def test_lost_data(child: OneChild, store: Store) -> None:
+def test_lost_data(child: OneChild, store: FakeStore) -> None:
     """A lease that the store has lost is left to the child; once the child has reacquired it, it is renewed as before."""
     store.acquire(child.whole)
-    store._records.clear()
+    store.lose()
     assert 20.0 == child.renew()
     assert not held(store, child.whole)
     store.reacquire(child.whole, 0)
     assert 30.0 == child.renew(20.0)
-    assert [[child.whole.token]] * 2 == store.renewals
+    assert [[child.whole.token]] * 2 == tokens_of(store)
 
 
-def test_revoked(child: OneChild, store: Store) -> None:
+def test_revoked(child: OneChild, store: FakeStore) -> None:
     """The supervisor does not ask again for a lock that an operator has revoked; the child's next delivery is renewed."""
     store.acquire(child.whole)
     store.revoke(child.whole.base, child.whole.lock)
     for at in range(10, 100, 10):
         child.renew(float(at))
-    assert [[child.whole.token]] == store.renewals
+    assert [[child.whole.token]] == tokens_of(store)
     accept(child.supervisor, os.getpid(), replace(child.whole, token="1" * 32))
     child.renew(110.0)
-    assert ["1" * 32] == store.renewals[-1]
+    assert ["1" * 32] == store.renewals[-1].tokens
 
 
-def test_another_has_it(child: OneChild, store: Store) -> None:
+def test_another_has_it(child: OneChild, store: FakeStore) -> None:
     """A lock that another delivery has stays with that, and is asked for again soon."""
-    other = replace(child.whole, token="other", ttl=600.0)
-    store.acquire(other)
-    store._records[child.whole.attempt] = replace(store._records[other.attempt], token=child.whole.lock)
+    store.acquire(child.whole)
+    store.lose(child.whole.lock)
+    store.acquire(replace(child.whole, token="other", task_id="other", ttl=600.0))
     for at in (10.0, 12.5, 15.0):
         assert at + 2.5 == child.renew(at)
-        assert "other" == store._records[child.whole.lock].token
+        found = store.holder(child.whole.lock)
+        assert found is not None
+        assert "other" == found.task_id
 
 
-def test_next_delivery_replaces_the_earlier_one(child: OneChild, store: Store) -> None:
+def test_next_delivery_replaces_the_earlier_one(child: OneChild, store: FakeStore) -> None:
     """A child's new delivery is renewed from when it began, the earlier one no more."""
     new = replace(child.whole, token="1" * 32)
     store.acquire(new)
@@ -408,11 +399,11 @@ def test_next_delivery_replaces_the_earlier_one(child: OneChild, store: Store) -
     accept(child.supervisor, os.getpid(), new)
     for at in (10.0, 12.0, 15.0, 20.0, 24.0):
         child.renew(at)
-    assert [[new.token]] * 2 == store.renewals
+    assert [[new.token]] * 2 == tokens_of(store)
 
 
 def test_child_that_died_before_its_next_delivery_was_accepted(
-    supervisor: Supervisor, store: Store, fork: Callable[[], int]
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
 ) -> None:
     """A child that is dead when the main process learns of its next delivery leaves no lock of that."""
     pid, before, one = fork(), lease_request("before"), lease_request("one")
