@@ -205,7 +205,7 @@ class Settings:
         "a prefork child and a main process open one or two each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
-    url_name: str = "singleton_lock_url"  # as the user spells that setting
+    url_name: str = "singleton_lock_url"  # the setting that the URL comes from, as the user spells it
 # fmt: on
 
 

@@ -35,16 +35,17 @@ def settings_of(conf: Any) -> Settings:
             row.checked(conf.get(f"singleton_{option}"), spelling(conf, f"singleton_{option}"))
     if "url" in found:
         with problems:
-            found["url"], found["options"], found["tls"] = _store(conf, found["url"])
+            found["url_name"], found["url"], found["options"], found["tls"] = _store(conf, found["url"])
     problems.refuse()
     prefix = f"{found['options'].get('global_keyprefix') or ''}{found['prefix']}"
     source = f"{spelling(conf, 'singleton_lock_prefix')} after global_keyprefix"
     found["prefix"] = APP_SETTINGS["singleton_lock_prefix"].checked(prefix, source)
-    return Settings(**found, url_name=spelling(conf, "singleton_lock_url"))
+    found["url_name"] = spelling(conf, found["url_name"])
+    return Settings(**found)
 
 
-def _store(conf: Any, own_url: str | None) -> tuple[str, Mapping[str, Any], Mapping[str, Any] | None]:
-    """Return the URL of the store, with the transport and certificate options that Celery's settings hold for it."""
+def _store(conf: Any, own_url: str | None) -> tuple[str, str, Mapping[str, Any], Mapping[str, Any] | None]:
+    """Return the setting that names the store, its URL, and Celery's transport and certificate options for it."""
     broker_options = conf.get("broker_transport_options") or {}
     result_options = conf.get("result_backend_transport_options") or {}
     broker_tls, result_tls = _certificates(conf.get("broker_use_ssl")), _certificates(conf.get("redis_backend_use_ssl"))
@@ -52,13 +53,13 @@ def _store(conf: Any, own_url: str | None) -> tuple[str, Mapping[str, Any], Mapp
         scheme = scheme_of(own_url)
         options = {**broker_options, **result_options, "global_keyprefix": None} if scheme == "sentinel" else {}
         tls = broker_tls if result_tls is None else result_tls
-        return own_url, options, tls if scheme in ("rediss", "valkeys", "sentinel") else None
+        return "singleton_lock_url", own_url, options, tls if scheme in ("rediss", "valkeys", "sentinel") else None
     broker = _broker(conf)
     if broker is not None:
-        return broker, broker_options, broker_tls
+        return "broker_url", broker, broker_options, broker_tls
     if scheme_of(conf.result_backend) in STORE_SCHEMES:
         provider = conf.get("redis_backend_credential_provider")
-        return conf.result_backend, {**result_options, "credential_provider": provider}, result_tls
+        return "result_backend", conf.result_backend, {**result_options, "credential_provider": provider}, result_tls
     name = spelling(conf, "singleton_lock_url")
     raise ConfigurationError(f"no store for locks: set {name} (neither broker nor result backend is Redis)")
 

@@ -103,7 +103,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         _check_store(context_of(parent.app), self._names())
 
     def start(self, parent: Any) -> None:
-        logger.info("Singleton locks in %s: %s", without_login(context_of(parent.app).settings.url), self._ttls())
+        settings = context_of(parent.app).settings
+        where = without_login(settings.url)
+        logger.info("Singleton locks in %s (from %s): %s", where, settings.url_name, self._ttls())
         self._check_delays(parent.app.conf)
         if getattr(parent, "consumer", None) is not None:
             watch(parent.consumer)

@@ -121,6 +121,24 @@ def test_eviction_policy(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
         assert len(worker.lines(": WARNING/", "allkeys-lru")) == len(said) == 1
 
 
+@pytest.mark.parametrize(
+    ("conf", "source"),
+    [
+        ({}, "broker_url"),
+        ({"broker_url": "memory://"}, "result_backend"),
+        ({"singleton_lock_url": "redis://127.0.0.1:1/7"}, "singleton_lock_url"),
+    ],
+    ids=["broker", "backend", "own"],
+)
+def test_where_the_url_came_from(
+    fresh_worker: Callable[..., LocalWorkerNode], conf: dict[str, Any], source: str
+) -> None:
+    """The first line about the store says which setting named it: a broker that moves takes the locks with it."""
+    worker = fresh_worker(WorkerSpec("solo", 1, conf=conf), ready=False)
+    (said,) = worker.wait_for_lines(": INFO/", "Singleton locks in")
+    assert f" (from {source}): lock_ttl " in said
+
+
 def test_sound_store(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
     """A worker logs nothing about a store without problems."""
     worker = fresh_worker(WorkerSpec("prefork", 2))
@@ -157,7 +175,7 @@ def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., 
         assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
         assert [] == worker.lines(": ERROR/") + worker.lines(": WARNING/")
         (said,) = worker.wait_for_lines(": INFO/", "Singleton locks in")
-        assert f"Singleton locks in redis://127.0.0.1:{guarded.port}/0: lock_ttl " in said
+        assert f"Singleton locks in redis://127.0.0.1:{guarded.port}/0 (from singleton_lock_url): lock_ttl " in said
         assert "store_raise" in said
         assert 1 == len(worker.wait_for_lines(": INFO/", "The store of locks does not show its maxmemory-policy"))
 
