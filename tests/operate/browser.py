@@ -86,6 +86,21 @@ class Browser:
         """Click the button with this label in the row of a table that contains a text."""
         self._click(f"{_row(text)}//button[normalize-space()='{label}']")
 
+    def resize(self, width: int) -> None:
+        """Give the window another width, in pixels."""
+        self._call("POST", "/window/rect", {"width": width, "height": 720})
+
+    def hidden_width(self, css: str) -> int:
+        """Return how many pixels of the widest such element are outside of the window, or of the box that it scrolls in."""
+        script = """
+            return Math.max(...Array.from(document.querySelectorAll(arguments[0]), found => {
+                let hidden = found.getBoundingClientRect().right - document.documentElement.clientWidth;
+                for (let box = found.parentElement; box; box = box.parentElement)
+                    hidden = Math.max(hidden, box.scrollWidth - box.clientWidth);
+                return Math.max(0, Math.ceil(hidden));
+            }))"""
+        return int(self._call("POST", "/execute/sync", {"script": script, "args": [css]}))
+
     def screenshot(self) -> bytes:
         """Return the window as PNG."""
         return base64.b64decode(self._call("GET", "/screenshot"))

@@ -321,7 +321,7 @@ def test_buttons(site: Site) -> None:
 def test_csrf(site: Site) -> None:
     """A form of another site releases nothing."""
     key = site.leave_lock("worker-1@local")
-    for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"unhold": key}):
+    for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"unhold": key, "verb": "unhold"}):
         assert 403 == site.client("root").post_bare(RELEASE, **form).status
     assert locks.show(site.app, key)
 
@@ -367,23 +367,66 @@ def test_free_lock(site: Site) -> None:
 def test_no_key(site: Site) -> None:
     """Something that is no key is refused in a message."""
     client = site.client("root")
-    for form in ({"key": "nonsense"}, {"unhold": "nonsense"}):
+    for form in ({"key": "nonsense"}, {"unhold": "nonsense", "verb": "unhold"}):
         assert 302 == client.post(RELEASE, **form).status
         assert "&#x27;nonsense&#x27; is no key of a lock of this app" in client.get(LIST).text
 
 
-def test_hold(site: Site) -> None:
-    """An operator's hold of a whole task is listed, and ended by its button."""
+def test_hold(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """An operator's hold of a whole task is listed, and ended by its button when the user has confirmed that."""
     locks.hold(site.app, 60, task=REPORT)
-    client = site.client("operator")
-    assert "operator’s hold" in client.get(LIST).text
-    assert 302 == client.post(RELEASE, unhold=site.key(REPORT, "*")).status
-    page = client.get(LIST).text
-    assert "The hold was ended" in page
-    assert "operator’s hold" not in page
+    key, browser = site.key(REPORT, "*"), open_browser("operator")
+    assert "operator’s hold" in browser.text_of_row(key)
+    browser.click_in_row(key, "End hold…")
+    assert key in browser.text("#content")
+    assert list(locks.list(site.app, REPORT)), "it was only asked"
+    browser.click("Back to the list")
+    browser.click_in_row(key, "End hold…")
+    browser.click("End the hold")
+    assert browser.text(".messagelist .success").startswith("The hold was ended")
+    assert "operator’s hold" not in browser.text("#result_list")
     assert [] == [*locks.list(site.app, REPORT)]
-    client.post(RELEASE, unhold=site.key(REPORT, "*"))
+    client = site.client("operator")
+    client.post(RELEASE, unhold=key, verb="unhold")
     assert "There is no hold" in client.get(LIST).text
+
+
+def test_filters_after_an_action(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """After a release, or its cancellation, the list has the filters that it had before."""
+    key = site.leave_lock("worker-1@local", task_id="filtered & kept")
+    query = "?task=books.tasks.close&node=worker-1%40local&q=filtered+%26+kept"
+    browser = open_browser("operator")
+    browser.open(f"{site.address}{LIST}{query}")
+    browser.click_in_row(key, "Release…")
+    browser.click("Back to the list")
+    assert f"{site.address}{LIST}{query}" == browser.url
+    browser.click_in_row(key, "Release…")
+    browser.click("Release the lock")
+    assert f"{site.address}{LIST}{query}" == browser.url
+    assert "No locks." in browser.text("#result_list")
+
+
+@pytest.mark.parametrize("back", ["//elsewhere", "https://elsewhere/", "a=1\r\nX: y", "?"])
+def test_filters_lead_nowhere_else(site: Site, back: str) -> None:
+    """Whatever a form says of the filters, its answer leads to the list."""
+    answer = site.client("root").post(RELEASE, key=site.leave_lock("worker-1@local"), verb="force", back=back)
+    assert (302, True) == (answer.status, answer.target.startswith(f"{LIST}?"))
+    assert "\n" not in answer.target
+
+
+def test_all_columns_are_seen(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """In a window of 1400 pixels, no column of a table is outside of it."""
+    site.leave_lock("a-long-name-of-a-worker@a-long-name-of-a-host", task_id="0f5e0d6c-4b7d-4c5b-8f0e-7a8d3c6b5a49")
+    site.send(REPORT, "June")
+    until(lambda: list(locks.history(site.app, REPORT)), "the run has ended")
+    browser = open_browser("root")
+    browser.resize(1400)
+    try:
+        for path in (LIST, STATISTICS, f"{STATISTICS}?task={REPORT}"):
+            browser.open(f"{site.address}{path}")
+            assert 0 == browser.hidden_width("table"), path
+    finally:
+        browser.resize(1660)
 
 
 def test_filters(site: Site) -> None:
@@ -460,7 +503,7 @@ def test_store_away(site: Site, line: str, said: str) -> None:
         client = WebClient(address, "root", PASSWORD)
         for page in (client.get(LIST), client.get(STATISTICS)):
             assert (200, True) == (page.status, said in page.text), page.text
-        for form in ({"key": site.key(CLOSE, "0" * 32)}, {"unhold": site.key(CLOSE, "*")}):
+        for form in ({"key": site.key(CLOSE, "0" * 32)}, {"unhold": site.key(CLOSE, "*"), "verb": "unhold"}):
             assert 302 == client.post(RELEASE, **form).status
             assert said in client.get("/admin/").text
 

@@ -12,7 +12,7 @@ from celery import current_app
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
 
@@ -90,6 +90,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
             text=text,
             page=page,
             query=others.urlencode(),
+            back=request.GET.urlencode(),
             can_release=self.has_release_permission(request),
         )
 
@@ -111,10 +112,10 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         )
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask the holder's node and show what it says; release the lock when the user has confirmed that."""
+        """Ask the holder's node and show what it says; release the lock, or end a hold, when the user has confirmed that."""
         self._require(self.has_release_permission(request))
         if request.method != "POST":  # of a user who has had to log in again
-            return self._to_list()
+            return self._to_list(request)
         if "unhold" in request.POST:
             return self._unhold(request, request.POST["unhold"])
         key, verb = request.POST.get("key", ""), request.POST.get("verb")
@@ -123,19 +124,21 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         options = {"force": verb == "force", "dry_run": verb not in ("release", "force"), "task_id": task_id}
         done = self._ask(request, lambda: locks.release(app, key, **options))
         if done and done.outcome in ("refused", "would be released"):
-            can_force = self.has_force_permission(request)
-            return self._page(request, "release", "Release a lock", done=done, can_force=can_force)
+            shown = {"key": key, "done": done, "can_force": self.has_force_permission(request), "back": _back(request)}
+            return self._page(request, "release", "Release a lock", **shown)
         if done:
             self._tell(request, key, str(done), done.released)
-        return self._to_list()
+        return self._to_list(request)
 
     # -- parts of them -------------------------------------------------------------------------
 
     def _unhold(self, request: HttpRequest, key: str) -> HttpResponse:
+        if request.POST.get("verb") != "unhold":
+            return self._page(request, "release", "End a hold", key=key, back=_back(request))
         ended = self._ask(request, lambda: locks.unhold(current_app._get_current_object(), key))
         if ended is not None:
             self._tell(request, key, "the hold was ended" if ended else "there is no hold", ended)
-        return self._to_list()
+        return self._to_list(request)
 
     def _tell(self, request: HttpRequest, key: str, what: str, has_changed: bool) -> None:
         """Tell the user what was done, and Django's log of what users did."""
@@ -158,13 +161,19 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
             self.message_user(request, f"Configuration: {error}", messages.ERROR)
         return None
 
-    def _to_list(self) -> HttpResponse:
-        return HttpResponseRedirect(reverse(f"admin:{NAME}_changelist", current_app=self.admin_site.name))
+    def _to_list(self, request: HttpRequest) -> HttpResponse:
+        path, query = reverse(f"admin:{NAME}_changelist", current_app=self.admin_site.name), _back(request)
+        return HttpResponseRedirect(f"{path}?{query}" if query else path)
 
     def _page(self, request: HttpRequest, template: str, title: str, **context: Any) -> HttpResponse:
         request.current_app = self.admin_site.name
         common = {**self.admin_site.each_context(request), "opts": self.opts, "title": title}
         return TemplateResponse(request, f"admin/celery_singleton_lock/{template}.html", {**common, **context})
+
+
+def _back(request: HttpRequest) -> str:
+    """Return the filters and the page of the list from which an action came, as a query."""
+    return str(QueryDict(request.POST.get("back", "")).urlencode())
 
 
 admin.site.register(Lock, LockAdmin)
