@@ -90,15 +90,18 @@ TWO_APPS = """
 
         return app
 
+    def say(text):
+        os.write(1, f"{text}\\n".encode())  # at once: two processes have the same output
+
     apps = [app(url) for url in sys.argv[1:]]
     for _ in range(2):
-        print(apps[0].tasks["job"].apply(("both", "inner")).get(), flush=True)
-    print([other.tasks["job"].lock_holder("both") for other in apps], flush=True)
+        say(apps[0].tasks["job"].apply(("both", "inner")).get())
+    say([other.tasks["job"].lock_holder("both") for other in apps])
     pid = os.fork()
     who = "parent" if pid else "child"  # arguments of their own: neither is the other's duplicate
-    print(apps[1].tasks["job"].apply((who,)).get(), flush=True)
+    say(apps[1].tasks["job"].apply((who,)).get())
     if pid:
-        print("child ended", os.waitpid(pid, 0)[1], flush=True)
+        say(f"child ended {os.waitpid(pid, 0)[1]}")
 """
 
 
