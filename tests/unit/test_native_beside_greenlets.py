@@ -33,14 +33,18 @@ class Garbage:
 def run_step(step):
     threads, steps = [], []
     def once():
-        if not steps:
-            threads.append(ident())
+        threads.append(ident())
+        if len(threads) == 1:
             step()
         steps.append(1)
         return math.inf
-    BackgroundLoop(once, lambda error: steps.append(1)).wake(0.0)
-    while len(steps) < 2 or sys._current_frames()[threads[0]].f_code is not NativeEvent.wait.__code__:
+    loop = BackgroundLoop(once, lambda error: steps.append(1))
+    loop.wake(0.0)
+    while not steps or not waits(loop, threads[0]):
         pass
+
+def waits(loop, thread):
+    return loop._wakeup._lock.locked() and sys._current_frames()[thread].f_code is NativeEvent.wait.__code__
 """
 
 FINALIZERS = """
