@@ -140,8 +140,8 @@ def refuse_wrong(task: Any) -> None:
     Raises:
         ConfigurationError: naming task, options and values.
     """
-    if has_problems(task):
-        raise ConfigurationError(*getattr(task, _PROBLEMS))
+    if problems := getattr(task, _PROBLEMS, ()):
+        raise ConfigurationError(*problems)
 
 
 def has_problems(task: Any) -> bool:
