@@ -19,6 +19,7 @@ import psutil
 import redis
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import pools
 
 from tests.faults.checker import Violation, bodies_of, check, table, unfinished
 from tests.faults.ledger import Event, Ledger, now
@@ -164,6 +165,7 @@ class WorkerEnvironment:
         }
         self.app = make_app({**self.conf, "broker_url": broker_url, "singleton_lock_url": self.store.url()})
         self.app.set_current()
+        self._stack.callback(pools.reset)  # a later row may have a broker on the same port
         self._stack.callback(self.app.close)
         self.app.backend.result_consumer.cancel_for = lambda task_id: None
         self._watchers: list[Watching | Commands] = [
