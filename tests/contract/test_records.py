@@ -328,6 +328,17 @@ def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, loc
     assert [7] == [lock.holder.fence for lock in locks()]
 
 
+def test_reacquired_in_one_millisecond(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:
+    """Leases of one signature that begin in the same millisecond are counted one by one, though they look the same."""
+    wanted = lease_request()
+    fence = backing.store.acquire(wanted).fence
+    for _ in range(200):
+        backing.lose(wanted.lock)
+        backing.store.reacquire(wanted, fence)
+    backing.wait(32)
+    assert {"acquired": 1, "reacquired": 200, "expired": 201} == counters()
+
+
 @pytest.mark.parametrize("limit", [0, 2])
 def test_missing_lock(backing: RedisBacking, hold: MakeRequest, locks: Any, limit: int) -> None:
     """A lease whose key is not in the store does not exist, also before its time is over, and after another one has the lock."""
