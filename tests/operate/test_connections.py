@@ -205,7 +205,7 @@ VISITS = {
     "list": lambda: client.get(page),
     "statistics": lambda: client.get(page + "statistics/", {"task": "shop.sync"}),
     "release": lambda: client.post(page + "release/", {"key": key, "verb": "release"}),
-    "unhold": lambda: client.post(page + "release/", {"unhold": key}),
+    "unhold": lambda: client.post(page + "release/", {"unhold": key, "verb": "unhold"}),
 }
 visit, statuses = VISITS[os.environ["VISIT"]], set()
 visit()
