@@ -17,6 +17,7 @@ from celery_singleton_lock.store.protocol import (
     LockStore,
     Place,
     Released,
+    RenewResult,
     queued_token,
 )
 from tests.contract.conftest import Backing
@@ -255,6 +256,18 @@ def test_release_for_a_dead_child(deliveries: Deliveries, lease_request: MakeReq
     assert "message a" == deliveries.store.release(known, success=False).message
     assert HELD is deliveries.acquire("newcomer").status
     deliveries.start("a", "ticket a", 1.5)
+
+
+def test_end_of_reacquired_slots(backing: Backing, deliveries: Deliveries) -> None:
+    """Bodies that have reacquired their slots after a loss of data name the messages that have joined since."""
+    store, holders = deliveries.store, deliveries.fill()
+    fences = [store.acquire(one).fence for one in holders]
+    backing.lose()
+    for one, fence in zip(holders, fences, strict=True):
+        assert (RenewResult.RENEWED, True) == store.reacquire(one, fence)
+    for name in "ab":
+        deliveries.join(name)
+    assert ["message a", "message b"] == [store.release(one, success=True).message for one in holders[:2]]
 
 
 def test_reservation_of_a_worker_without_a_limit(deliveries: Deliveries) -> None:

@@ -67,7 +67,7 @@ def reacquire_call(wanted: LeaseRequest, fence: int, history: int | None) -> Scr
     registry, stats, _ = record_keys(wanted.base)
     parts = [] if history is None else [Part("recorded", (registry, stats)), _ENTRY]
     if wanted.limit:
-        parts.append(Part("slot", (wanted.slots,)))
+        parts.append(Part("slot", (wanted.slots,), (str(wanted.limit),)))
     return _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence), parts)
 
 
