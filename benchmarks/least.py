@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from celery_singleton_lock.store.protocol import holds_key, record_keys, task_keys
+from celery_singleton_lock.store.protocol import pauses_key, record_keys, task_keys
 
 BASE = "singleton:{benchmarks.least}"
 _FINE = (b"*2\r\n$7\r\ngranted\r\n", b"*2\r\n:0\r\n")
@@ -37,7 +37,7 @@ class Least:
         sizes = {"lock": 32, "attempt": 32, "completed": 69}
         self._lengths = [len(f"{BASE}:{kind}:") + size for kind, size in sizes.items()]
         self._records = _packed(*record_keys(BASE))
-        self._counters = _packed(*task_keys(BASE), holds_key(BASE)) + self._records
+        self._counters = _packed(*task_keys(BASE), pauses_key(BASE)) + self._records
         self._held: dict[str, str] = {}
 
     def acquire(self, task_id: str, arguments: Sequence[object]) -> tuple[str, str]:

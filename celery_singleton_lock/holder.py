@@ -14,14 +14,15 @@ class Holder:
     """The delivery that holds a lock.
 
     Arguments:
-        task_id: id of the task that runs; empty in an operator's hold.
+        task_id: id of the task that runs; empty in an operator's pause.
         node: name of its worker node.
         pid: process that runs the body.
         age: seconds since it was granted, by the store's clock.
         remaining: seconds until the lease expires unless it is renewed.
         fence: number of the lease, which only grows from lease to lease of a task name or group; 0 if it is not known.
-        state: `"running"` while a body runs, `"queued"` while the message waits, or `"held"` without either.
-        by: who has set an operator's hold.
+        state: `"running"` while a body runs; `"queued"` while the message waits; `"cooldown"` for the rest of `lock_at_least`;
+            `"paused"` by an operator (`locks.pause`).
+        by: which operator has paused it.
         reason: why.
     """
 
@@ -35,21 +36,16 @@ class Holder:
     by: str = ""
     reason: str = ""
 
-    @property
-    def is_operators_hold(self) -> bool:
-        """Whether no task holds the lock, but an operator (`locks.hold`)."""
-        return self.state == "held" and not self.task_id
-
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return {**vars(self)}
 
     def __str__(self) -> str:
         expires = f"expires in {duration_text(self.remaining)}"
-        if self.is_operators_hold:
+        if self.state == "paused":
             known = [f"by {self.by}"] * bool(self.by) + [self.reason] * bool(self.reason)
             since = [f"for {duration_text(self.age)}"] * bool(known)
-            return printable(f"an operator's hold ({', '.join([*known, *since, expires])})")
+            return printable(f"an operator's pause ({', '.join([*known, *since, expires])})")
         task = printable(f"task {self.task_id}" if self.task_id else "another task")
         if self.state == "running" and not self.node:  # nothing else is known
             return task

@@ -22,7 +22,7 @@ class LeaseState:
     """
 
     __slots__ = (
-        "cap", "deadline", "due", "ended", "fence", "held_until", "interrupt", "loss", "lost", "reacquired", "request",
+        "cap", "cooldown_until", "deadline", "due", "ended", "fence", "interrupt", "loss", "lost", "reacquired", "request",
         "sends_events", "stopped", "task", "unreleased", "verify"
     )  # fmt: skip
 
@@ -33,7 +33,7 @@ class LeaseState:
         self.deadline = 0.0  # until then the lock is surely ours
         self.due = 0.0  # when the next renewal is due
         self.cap = math.inf  # the lease is neither renewed nor trusted from then on
-        self.held_until = 0.0  # the lock stays until then if the body succeeds
+        self.cooldown_until = 0.0  # the lock stays until then if the body succeeds
         self.sends_events = False  # the worker sends task events
         self.unreleased = True  # the store may have a lock of this token
         self.lost = False

@@ -32,30 +32,30 @@ from celery_singleton_lock.store.records import SEPARATOR, WHOLE_TASK, Lock, Rec
 from celery_singleton_lock.verdict import UNKNOWN, Bounds, Verdict, judge
 
 _DIGEST = re.compile("[0-9a-f]{32}")
-#: How many characters the author and the reason of a hold may have.
+#: How many characters the author and the reason of a pause may have.
 LONGEST_TEXT = 200
-#: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a hold of the whole task.
+#: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a pause of the whole task.
 _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)}")
 
 # -- what exists -------------------------------------------------------------------------------
 
 
 def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequence[Lock]:
-    """Return operators' holds, and then the other locks that exist, in no order.
+    """Return operators' pauses, and then the other locks that exist, in no order.
 
     Arguments:
         task: only of this task or group.
         node: only held on this worker node.
-        min_age: only held for at least so many seconds, and all operators' holds.
+        min_age: only held for at least so many seconds, and all operators' pauses.
     """
     records = _records(app)
     found = records.locks(*(_base(app, name) for name in _names(app, task)))
     chosen = [one for one in found if one.exists and _is_old(one, min_age) and node in ("", one.holder.node)]
-    return sorted(chosen, key=lambda one: not one.holder.is_operators_hold)
+    return sorted(chosen, key=lambda one: one.holder.state != "paused")
 
 
 def _is_old(lock: Lock, min_age: float) -> bool:
-    return lock.holder.age >= min_age or lock.holder.is_operators_hold
+    return lock.holder.age >= min_age or lock.holder.state == "paused"
 
 
 def tasks(app: Any) -> Sequence[str]:
@@ -65,7 +65,7 @@ def tasks(app: Any) -> Sequence[str]:
 
 
 def show(app: Any, key: str) -> Sequence[Lock]:
-    """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' holds.
+    """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' pauses.
 
     With the key of a slot, the holder of this slot alone. The digest of a key stands for the key. With the id of a task, the lock
     that this task holds; with the name of a task or group, all its locks.
@@ -75,14 +75,17 @@ def show(app: Any, key: str) -> Sequence[Lock]:
     base, signature = _checked(app, key)
     reader, store = _reader(app), context_of(app).store
     keys = [key, *reader.slots(base, signature)] if key.endswith(signature) else [key]
-    holds, recorded = [], {}
+    pauses, recorded = [], {}
     for lock in reader.locks(base):
-        if not lock.holder.is_operators_hold:
+        if lock.holder.state != "paused":
             recorded[lock.key, lock.holder.fence] = lock
         elif lock.key in (f"{base}:lock:{signature}", f"{base}:lock:{WHOLE_TASK}"):
-            holds.append(lock)
+            pauses.append(lock)
     holders = [(one, holder) for one in keys if (holder := store.holder(one))]
-    return [*(recorded.get((one, holder.fence)) or Lock(task_of(base), one, holder) for one, holder in holders), *holds]
+    return [
+        *(recorded.get((one, holder.fence)) or Lock(task_of(base), one, holder) for one, holder in holders),
+        *pauses,
+    ]
 
 
 def _named(app: Any, name: str) -> Sequence[Lock]:
@@ -132,11 +135,8 @@ def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -
     states: Counter[str] = Counter()
     since: dict[str, float] = {}
     blocked = 0
-    holds = [lock.since for lock in locks if lock.holder.is_operators_hold]
     for lock in locks:
-        if lock.holder.is_operators_hold:
-            continue
-        if lock.missing and lock.holder.state == "held":  # a hold that is over, and no lease
+        if lock.missing and lock.holder.state == "cooldown":  # one that is over, and no lease
             continue
         if lock.missing:
             states["missing"] += 1
@@ -145,8 +145,8 @@ def _statistics(name: str, counters: Mapping[str, int], locks: Sequence[Lock]) -
         states[state] += 1
         blocked = max(blocked, lock.duplicates)
         since[state] = min(since.get(state, lock.since), lock.since)
-    oldest = since.get("running", 0.0), blocked, since.get("queued", 0.0)
-    return Statistics(name, counters, dict(states), *oldest, len(holds), min(holds, default=0.0))
+    oldest = since.get("running", 0.0), blocked, since.get("queued", 0.0), since.get("paused", 0.0)
+    return Statistics(name, counters, dict(states), *oldest)
 
 
 def history(app: Any, task: str) -> Sequence[Run]:
@@ -259,7 +259,7 @@ def release_all(
     if not (task or node):
         raise ConfigurationError("name a task or a worker node")
     # All are found before their nodes are asked: a node does not know a task that starts after its answer.
-    found = [lock for lock in list(app, task, node) if not lock.holder.is_operators_hold]
+    found = [lock for lock in list(app, task, node) if lock.holder.state != "paused"]
     answers, store = answers_of(app, [lock.holder for lock in found], timeout), context_of(app).store
     done = []
     for lock, answer in zip(found, answers, strict=True):
@@ -269,16 +269,16 @@ def release_all(
     return done
 
 
-def hold(app: Any, seconds: float, key: str = "", task: str = "", reason: str = "", by: str = "") -> str:
+def pause(app: Any, seconds: float, key: str = "", task: str = "", reason: str = "", by: str = "") -> str:
     """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
 
-    Newcomers are duplicates of a holder with the state `held`. A new hold replaces one of the same key or task. What waited
-    in line before the hold starts up to its `lock_ttl`, at most a minute, after the end of the hold. The key of a slot stands
-    for all slots of its signature. Returns the key under which `list` shows the hold.
+    Newcomers are duplicates of a holder with the state `paused`. A new pause replaces one of the same key or task. What waited
+    in line before the pause starts up to its `lock_ttl`, at most a minute, after the end of the pause. The key of a slot stands
+    for all slots of its signature. Returns the key under which `list` shows the pause.
 
     Arguments:
         reason: why; others are shown it.
-        by: who holds it; the user and the host of this process, if nobody is named.
+        by: who pauses it; the user and the host of this process, if nobody is named.
 
     Raises:
         ConfigurationError: neither or both of key and task are given, no worker has registered the task, the time is not above 0,
@@ -286,14 +286,14 @@ def hold(app: Any, seconds: float, key: str = "", task: str = "", reason: str = 
     """
     if not 0 < seconds <= LONGEST:
         longest = duration_text(LONGEST)
-        raise ConfigurationError(f"a hold of {duration_text(seconds)} must be longer than 0, and at most {longest}")
+        raise ConfigurationError(f"a pause of {duration_text(seconds)} must be longer than 0, and at most {longest}")
     for what, text in (("reason", reason), ("author", by)):
         if len(text) > LONGEST_TEXT or SEPARATOR in text:
-            raise ConfigurationError(f"the {what} of a hold has more than {LONGEST_TEXT} characters, or U+001F")
-    base, name = _held(app, key, task)
+            raise ConfigurationError(f"the {what} of a pause has more than {LONGEST_TEXT} characters, or U+001F")
+    base, name = _paused(app, key, task)
     if (owner := task_of(base)) not in _groups(app).values():
-        _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the hold
-    _reader(app).hold(base, name, seconds, by or this_user(), reason)
+        _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the pause
+    _reader(app).pause(base, name, seconds, by or this_user(), reason)
     return f"{base}:lock:{name}"
 
 
@@ -306,16 +306,16 @@ def this_user() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def unhold(app: Any, key: str = "", task: str = "") -> bool:
-    """End a hold of an operator; return whether there was one.
+def resume(app: Any, key: str = "", task: str = "") -> bool:
+    """End a pause; return whether there was one.
 
     Raises:
         ConfigurationError: neither or both of key and task are given, or no worker has registered the task.
     """
-    return _reader(app).unhold(*_held(app, key, task))
+    return _reader(app).resume(*_paused(app, key, task))
 
 
-def _held(app: Any, key: str, task: str) -> tuple[str, str]:
+def _paused(app: Any, key: str, task: str) -> tuple[str, str]:
     if bool(key) is bool(task):
         raise ConfigurationError("name either the key of a lock or a task")
     if key:
@@ -333,7 +333,7 @@ def _records(app: Any) -> RecordStore:
 
 
 def _reader(app: Any) -> RecordStore:
-    """Return what reads the store; it knows locks by their keys, holds and names of tasks, also where no records are kept."""
+    """Return what reads the store; it knows locks by their keys, pauses and names of tasks, also where no records are kept."""
     return context_of(app).store.records()
 
 

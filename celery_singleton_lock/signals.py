@@ -11,8 +11,8 @@ from celery.utils.dispatch import Signal
 #: ``lease``: the lock was acquired, and the body is about to start.
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
-#: ``lease``: the body has ended and its lock was released, or kept without it: for a hold (`lock_at_least`), or for an own retry
-#: (``lock_from="publish"``). Not sent for a lost lease, nor if the store was unreachable.
+#: ``lease``: the body has ended and its lock was released, or kept without it: for a cooldown (`lock_at_least`), or for an own
+#: retry (``lock_from="publish"``). Not sent for a lost lease, nor if the store was unreachable.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
 #: ``lease``: the lease was renewed.

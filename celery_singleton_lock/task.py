@@ -193,7 +193,7 @@ class SingletonMixin:
     def lock_holder(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
         """Return who holds the lock of a call with these arguments, the oldest of several holders; None: nobody.
 
-        An operator's hold (`locks.hold`) is not seen.
+        An operator's pause (`locks.pause`) is not seen.
 
         Raises:
             StoreError: the store is unreachable, or refused.

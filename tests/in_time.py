@@ -1,4 +1,4 @@
-"""Steps of a test that must be over before something comes by itself, such as the end of a countdown or of a hold."""
+"""Steps of a test that must be over before something comes by itself, such as the end of a countdown or of a cooldown."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from celery import Celery, Task
 from celery_singleton_lock import MaxStarts, RetryLater, RunOnceMore, SingletonTask
 
 #: Seconds for which a success holds the signature: much longer than the body of a test runs.
-HOLD = 15.0
+COOLDOWN = 15.0
 #: Seconds after which the lease of a body that still runs is lost.
 CAP = 1.0
 #: How many starts without a success are allowed.
@@ -60,7 +60,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "lock_from": {"default": "start", "publish": "publish"},
     "lock_until": {"default": "finish", "start": "start"},
     "lock_ttl": {"20": 20.0, "60": 60.0},
-    "lock_at_least": {"default": 0.0, "some": HOLD},
+    "lock_at_least": {"default": 0.0, "some": COOLDOWN},
     "lock_at_most": {"less": CAP, "more": 60.0},
     "on_lock_lost": {"default": "warn", "raise": "raise"},
     "on_store_error": {"default": "retry", "run": "run", "raise": "raise"},
@@ -137,16 +137,16 @@ LIVE = list(dict.fromkeys(case_of(pair) for pair in ALLOWED))
 #: Tasks whose pairs of options have an outcome that needs a word (`docs/OPTIONS.md`, "Pairs that need a word").
 OTHERS: dict[str, dict[str, Any]] = {
     "publish_tried": {"lock_from": "publish", "max_starts": MaxStarts(1, count="unsuccessful")},
-    "publish_held": {"lock_from": "publish", "lock_at_least": HOLD},
-    "wait_held": {"on_duplicate": "wait", "lock_at_least": HOLD, "lock_ttl": 60},
+    "publish_held": {"lock_from": "publish", "lock_at_least": COOLDOWN},
+    "wait_held": {"on_duplicate": "wait", "lock_at_least": COOLDOWN, "lock_ttl": 60},
     "wait_capped": {"on_duplicate": "wait", "lock_at_most": CAP, "lock_ttl": 1.0},
     "join_capped": {"on_duplicate": "join", "lock_at_most": CAP, "lock_ttl": 1.0},
     "retry_until_start": {"lock_from": "publish", "lock_until": "start"},
     "chosen_twice": {"lock_from": "publish", "on_duplicate": choose_twice},
     "unlocked": {
         "on_store_error": "run",
-        "lock_at_least": HOLD / 2,
-        "lock_at_most": HOLD,
+        "lock_at_least": COOLDOWN / 2,
+        "lock_at_most": COOLDOWN,
         "max_starts": MaxStarts(1, count="unsuccessful"),
     },
     "unlocked_capped": {"on_store_error": "run", "lock_at_most": CAP, "on_lock_lost": "raise"},

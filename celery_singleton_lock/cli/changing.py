@@ -1,4 +1,4 @@
-"""Commands that change locks: `release`, `hold` and `unhold`."""
+"""Commands that change locks: `release`, `pause` and `resume`."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_
 def _tell(one: Release, prefix: str = "") -> None:
     click.echo(f"{prefix}{one}")
     for lock in one.others:
-        ends = ", which `unhold` ends" if lock.holder.is_operators_hold else ""
+        ends = ", which `resume` ends" if lock.holder.state == "paused" else ""
         click.echo(f"but held by {lock.holder}{ends}: {lock.key}")
 
 
@@ -87,11 +87,11 @@ def _tell(one: Release, prefix: str = "") -> None:
 @click.argument("key", required=False, default="")
 @task_option("All locks of")
 @option("--for", "seconds", type=Duration(zero=False), required=True, help="How long: 45s, 30m, 2h, 1d.")
-@option("--reason", default="", metavar="TEXT", help="Why; whoever meets the hold is shown it.")
-@option("--by", default=locks.this_user, show_default="user@host", metavar="NAME", help="Who holds it.")
+@option("--reason", default="", metavar="TEXT", help="Why; whoever meets the pause is shown it.")
+@option("--by", default=locks.this_user, show_default="user@host", metavar="NAME", help="Who pauses it.")
 @as_json
 @click.pass_obj
-def hold(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str, as_json: bool) -> None:
+def pause(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str, as_json: bool) -> None:
     """Let no body start under this KEY, or of a task, for so long. Bodies that run go on, and are counted.
 
     With lock_limit, the KEY of a slot stands for all slots of its signature.
@@ -99,37 +99,37 @@ def hold(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str,
     Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
     """
     _refuse_both(key, task)
-    held = locks.hold(obj.app, seconds, key, task, reason, by)
+    paused = locks.pause(obj.app, seconds, key, task, reason, by)
     running: int | None = None
     if key or keeps_records(obj.app):
-        found = locks.show(obj.app, held) if key else locks.list(obj.app, task)
+        found = locks.show(obj.app, paused) if key else locks.list(obj.app, task)
         running = sum(lock.holder.state == "running" for lock in found)
     count = "not known" if running is None else running
     until = time.time() + seconds
     if as_json:
-        name = task or task_of(held.rpartition(":lock:")[0])
-        told = {"key": held, "task": name, "seconds": seconds, "until": until, "running": running}
+        name = task or task_of(paused.rpartition(":lock:")[0])
+        told = {"key": paused, "task": name, "seconds": seconds, "until": until, "running": running}
         return print_json({**told, "by": by, "reason": reason})
     click.echo(
-        f"{task or held} is held for {duration_text(seconds)}, until {time_text(until)}; bodies that still run: {count}"
+        f"{task or paused} is paused for {duration_text(seconds)}, until {time_text(until)}; bodies that still run: {count}"
     )
 
 
 @singleton.command()
 @click.argument("key", required=False, default="")
-@task_option("The hold of")
+@task_option("The pause of")
 @as_json
 @click.pass_obj
-def unhold(obj: Any, /, key: str, task: str, as_json: bool) -> None:
-    """End a hold of this KEY, or of a task. Exits with 1 if there was none."""
+def resume(obj: Any, /, key: str, task: str, as_json: bool) -> None:
+    """End a pause of this KEY, or of a task. Exits with 1 if there was none."""
     _refuse_both(key, task)
-    ended = locks.unhold(obj.app, key, task)
+    ended = locks.resume(obj.app, key, task)
     if as_json:
         print_json({"key": key, "task": task or task_of(key.rpartition(":lock:")[0]), "ended": ended})
     else:
-        click.echo(f"{task or key} is not held any more" if ended else f"{task or key} was not held by an operator")
+        click.echo(f"{task or key} is not paused any more" if ended else f"{task or key} was not paused")
         for lock in locks.show(obj.app, key) if key and not ended else ():
-            if lock.holder.is_operators_hold:
+            if lock.holder.state == "paused":
                 click.echo(f"but its whole task is: {lock.key}")
     raise click.exceptions.Exit(0 if ended else 1)
 

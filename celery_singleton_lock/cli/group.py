@@ -46,7 +46,7 @@ def in_one_line(context: click.Context, error: Exception) -> click.ClickExceptio
 
 @click.group(cls=_Group)
 def singleton(**_: Any) -> None:  # before Celery 5.7 it is given the app's own preload options
-    """Show, release and hold locks of singleton tasks."""
+    """Show and release locks of singleton tasks, and pause tasks."""
     gc.freeze()  # Celery's many objects are not looked through again while thousands of locks are read
 
 
@@ -80,7 +80,7 @@ def lock_filters(command: Command) -> Command:
     for add in (
         option("--sort", type=click.Choice([*SORTS]), default="age", show_default=True, help="Numbers: highest first."),
         option(
-            "--min-age", type=DURATION, default="0", help="Only locks held for so long: 45s, 30m, 2h, 1d; and holds."
+            "--min-age", type=DURATION, default="0", help="Only locks held for so long: 45s, 30m, 2h, 1d; and pauses."
         ),
         node_option("Only locks held on"),
         task_option("Only locks of"),
@@ -103,9 +103,9 @@ SORTS: dict[str, Callable[[Any], Any]] = {
 
 
 def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> list[Any]:
-    """Return the locks that the options of `lock_filters` choose, operators' holds first."""
+    """Return the locks that the options of `lock_filters` choose, operators' pauses first."""
     found = locks.list(app, task, node, min_age)
-    return sorted(found, key=lambda lock: (not lock.holder.is_operators_hold, SORTS[sort](lock)))
+    return sorted(found, key=lambda lock: (lock.holder.state != "paused", SORTS[sort](lock)))
 
 
 def keeps_records(app: Any) -> bool:

@@ -24,7 +24,7 @@ Rows = Sequence[Sequence[str]]
 MOST_COLOURED = 500
 _STYLES = {
     **dict.fromkeys(("running", "success"), "green"),
-    **dict.fromkeys(("queued", "retry", "held", "revoked"), "yellow"),
+    **dict.fromkeys(("queued", "retry", "cooldown", "paused", "revoked"), "yellow"),
     **dict.fromkeys(("failure", "expired"), "red"),
 }
 LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "DUPLICATES", "WAITING", "NODE", "TASK-ID", "KEY")
@@ -44,7 +44,7 @@ def lock_row(lock: Any) -> Sequence[str]:
     """Return the cells of a lock under `LOCK_HEAD`."""
     holder = lock.holder
     times = duration_text(holder.age), duration_text(holder.remaining)
-    if holder.is_operators_hold:  # nothing is counted
+    if holder.state == "paused":  # nothing is counted
         who = f"{holder.by}: {holder.reason}" if holder.reason else holder.by
         return lock.task, holder.state, *times, "", "", who, "", lock.key
     counts = f"{lock.duplicates}", f"{lock.waiting}"

@@ -40,7 +40,7 @@ HISTORY_HEAD = ("STARTED", "DURATION", "OUTCOME", "NODE", "PID", "TASK-ID", "KEY
 @as_json
 @click.pass_obj
 def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
-    """List the locks that exist, the oldest first, and operators' holds."""
+    """List the locks that exist, the oldest first, and operators' pauses."""
     found = chosen_locks(obj.app, **filters)
     refuse_unknown(obj.app, filters["task"], found, filters["node"])
     if as_json:
@@ -66,7 +66,7 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
     for lock in () if as_json else found:
         name = "" if lock.key == key else f"{lock.key} is "
         counts = f"; duplicates met: {lock.duplicates}, waiting in line: {lock.waiting}"
-        is_counted = lock.since and not lock.holder.is_operators_hold
+        is_counted = lock.since and lock.holder.state != "paused"
         click.echo(f"{name}held by {lock.holder}{counts if is_counted else ''}")
     if not found and ":lock:" not in key:
         warn_if_unknown(obj.app, "")
@@ -94,7 +94,7 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
     long a lock was held.
     """
     found = locks.stats(obj.app, task)
-    refuse_unknown(obj.app, task, any(one.counters or one.states or one.holds for one in found))
+    refuse_unknown(obj.app, task, any(one.counters or one.states for one in found))
     if as_json:
         print_json([one.as_dict() for one in found])
     elif task:
@@ -105,7 +105,7 @@ def stats(obj: Any, /, task: str, as_json: bool) -> None:
 
 
 def _counters(one: Statistics) -> list[tuple[str, Any]]:
-    now = [(f"now:{state}", count) for state, count in sorted({**one.states, "operators_holds": one.holds}.items())]
+    now = [(f"now:{state}", count) for state, count in sorted(one.states.items())]
     times = [(name, time_text(one.counters.get(name, 0) / 1000)) for name in ("last_start", "last_success")]
     return [
         *now,

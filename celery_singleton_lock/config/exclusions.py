@@ -57,7 +57,7 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
-        "a hold keeps the whole signature",
+        "a cooldown keeps the whole signature",
     ),
     (
         "on_duplicate",
@@ -69,7 +69,7 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "lock_at_most",
         "lock_at_least",
         lambda options: options.lock_at_most is not None and options.lock_at_most <= options.lock_at_least,
-        "it must be above, as a lost lease leaves no hold",
+        "it must be above, as a lost lease leaves no cooldown",
     ),
     (
         "lock_until",

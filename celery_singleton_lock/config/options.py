@@ -68,7 +68,7 @@ def is_limit(value: Any) -> bool:
     return isinstance(value, int) and not _is_bool(value) and value >= 1
 
 
-def _is_hold(value: Any) -> bool:
+def _is_cooldown(value: Any) -> bool:
     return _is_seconds(value) or (value == 0 and not _is_bool(value))
 
 
@@ -142,7 +142,7 @@ class Options:
         "seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of that",
         read=float)
     lock_at_least: float = _row(
-        0.0, _is_hold, "be a number of seconds, from 0 to a year",
+        0.0, _is_cooldown, "be a number of seconds, from 0 to a year",
         "seconds for which a success keeps the signature held, counted from the start of the body", read=float)
     lock_at_most: float | None = _row(
         None, lambda value: value is None or (_is_seconds(value) and value >= 1),

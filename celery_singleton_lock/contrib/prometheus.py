@@ -75,11 +75,10 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Statistics], float]]] = (
         "When the oldest lock was acquired of a message that waits for a worker; 0: there is none.",
         lambda one: one.oldest_reservation,
     ),
-    ("operator_holds", "Holds that operators have set.", lambda one: one.holds),
     (
-        "oldest_operator_hold_start_timestamp_seconds",
-        "When the oldest hold of an operator was set; 0: there is none.",
-        lambda one: one.oldest_hold,
+        "oldest_pause_start_timestamp_seconds",
+        "When the oldest pause by an operator began; 0: there is none.",
+        lambda one: one.oldest_pause,
     ),
     (
         "last_start_timestamp_seconds",

@@ -35,7 +35,7 @@ class Join(Policy):
     def decide(self, duplicate: Duplicate) -> Decision:
         if duplicate.own_retry:
             return RetryLater().decide(duplicate)
-        if duplicate.holder.is_operators_hold:  # there is nobody to follow
+        if duplicate.holder.state == "paused":  # there is nobody to follow
             return RetryLater(max_wait=self.max_wait).decide(duplicate)
         if duplicate.waited >= self.max_wait:
             return Fail()

@@ -56,6 +56,6 @@ class RetryLater(Policy):
         except OverflowError:
             delay = self.max_delay
         delay *= 1 + self.jitter * random.uniform(-1, 1)
-        if duplicate.holder.state == "held" and not duplicate.holder.is_operators_hold:  # which may end early
+        if duplicate.holder.state == "cooldown":  # a pause may end early
             delay = max(delay, duplicate.holder.remaining)
         return RunLater(min(delay, self.max_wait - duplicate.waited))

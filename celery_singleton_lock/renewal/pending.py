@@ -22,13 +22,13 @@ class PendingRelease:
         success: bool | None,
         outcome: bool | None = None,
         kept: Kept | None = None,
-        held_until: float = 0.0,
+        cooldown_until: float = 0.0,
         publish: Callable[[str], object] = lambda message: None,
     ) -> None:
         self.request = request
         self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
-        self.held_until = held_until  # the signature stays held until this time of `now`
+        self.cooldown_until = cooldown_until  # the lock cools down until this time of `now`
         self.publish = publish  # publishes the message of the next in line, or has another thread do that
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
@@ -44,8 +44,8 @@ class PendingRelease:
             StoreError: the store did not confirm it.
         """
         outcome = self.outcome
-        hold = self.held_until - now() if self.held_until else 0.0
-        kept = Kept("held", hold) if hold > 0 else self.kept
+        cooldown = self.cooldown_until - now() if self.cooldown_until else 0.0
+        kept = Kept("cooldown", cooldown) if cooldown > 0 else self.kept
         self.redelivery_waits, message = store.release(self.request, self.success, timeout, kept)
         self.request.noted = self.request.noted._replace(fence=0)  # the end is recorded, and must not be again
         if message:

@@ -109,7 +109,7 @@ class Records:
             return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
         is_own = holder.token == wanted.token or holder.task_id == wanted.task_id
-        if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "held":
+        if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "cooldown":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
         self._put(f"{replaced_key(wanted.base)}:{holder.state}:{holder.task_id}", "", ttl)

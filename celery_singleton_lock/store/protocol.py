@@ -140,9 +140,9 @@ def check_key(base: str) -> str:
     return f"{base}:check"
 
 
-def holds_key(base: str) -> str:
-    """Return the key of an operator's holds."""
-    return f"{base}:holds"
+def pauses_key(base: str) -> str:
+    """Return the key of operators' pauses."""
+    return f"{base}:pauses"
 
 
 def line_keys(base: str, digest: str) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ OUTCOMES = ("success", "failure", "retry", "other", "started")
 #: Why a lease was lost: its deadline passed, another delivery has the lock, it was revoked, or `lock_at_most` has passed.
 LOSSES = ("expired", "not_owner", "revoked", "lock_at_most")
 #: What a lock that exists is, see `Holder.state`.
-STATES = ("running", "queued", "held")
+STATES = ("running", "queued", "cooldown", "paused")
 #: Calls to the store whose failures are counted.
 VERBS = ("acquire", "release", "renew")
 #: Upper bounds of the histograms of hold and wait times, in seconds, as `any_observe.lua` writes them.
@@ -26,7 +26,7 @@ BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
 LONGEST_ERROR = 100
 #: Separates the fields of an entry of the registry and of the history.
 SEPARATOR = "\x1f"
-#: Name of a hold of a whole task name, among those of single signatures.
+#: Name of a pause of a whole task name, among those of single signatures.
 WHOLE_TASK = "*"
 
 
@@ -66,7 +66,7 @@ class Lock:
         holder: who holds it.
         duplicates: how many duplicates the holder has met.
         waiting: how many messages wait in line for it.
-        since: when it was granted, or the hold was set, in seconds since 1970, by the store's clock.
+        since: when it was granted, or the pause began, in seconds since 1970, by the store's clock.
         missing: whether its key is not in the store, or is another lease's: it counts as expired when its time is over.
     """
 
@@ -134,13 +134,12 @@ class Statistics:
     Arguments:
         task: the task name, or the lock group.
         counters: see `locks.stats`.
-        states: how many locks are `running`, `queued` and `held` (by `lock_at_least`) now, and `missing`: leases whose key is not
-            in the store, which count as expired soon.
+        states: how many locks are in each of `STATES` now, and `missing`: leases whose key is not in the store, which count as
+            expired soon.
         oldest: when the oldest of the running ones was granted, in seconds since 1970; 0 if there is none.
         blocked: the most duplicates that one of the present holders has met.
         oldest_reservation: when the oldest of the queued ones was acquired, as `oldest`.
-        holds: how many holds of operators there are.
-        oldest_hold: when the oldest of them was set, in seconds since 1970; 0 if there is none.
+        oldest_pause: when the oldest of the paused ones was paused, as `oldest`.
     """
 
     task: str
@@ -149,8 +148,7 @@ class Statistics:
     oldest: float = 0.0
     blocked: int = 0
     oldest_reservation: float = 0.0
-    holds: int = 0
-    oldest_hold: float = 0.0
+    oldest_pause: float = 0.0
 
     def sum(self, name: str) -> int:
         """Return the sum of a counter over all its labels: `sum("released")` of `released:success` and the others."""
@@ -158,7 +156,7 @@ class Statistics:
 
     @property
     def held(self) -> int:
-        """How many leases exist now: acquired + reacquired - released - expired - revoked. Holds are no leases."""
+        """How many leases exist now: acquired + reacquired - released - expired - revoked. Cooldowns and pauses are no leases."""
         return sum(self.states.get(state, 0) for state in ("running", "queued", "missing"))
 
     def as_dict(self) -> dict[str, Any]:
@@ -193,7 +191,7 @@ class RecordStore(Protocol):
         """
 
     def locks(self, *bases: str) -> Iterator[Lock]:
-        """Yield the locks that exist, those of operators' holds included."""
+        """Yield the locks that exist, those of operators' pauses included."""
 
     def recorded(self, *bases: str) -> Iterator[tuple[Mapping[str, int], list[Lock]]]:
         """Yield all counters and locks of each name, after `sweep`."""
@@ -207,11 +205,11 @@ class RecordStore(Protocol):
     def history(self, base: str) -> list[Run]:
         """Return the last runs, the newest first."""
 
-    def hold(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
+    def pause(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
         """Have no body start for so long: of a signature's digest, or of `WHOLE_TASK`."""
 
-    def unhold(self, base: str, name: str) -> bool:
-        """End a hold; tell whether there was one."""
+    def resume(self, base: str, name: str) -> bool:
+        """End a pause; tell whether there was one."""
 
     def server(self) -> Mapping[str, str]:
         """Return what the server says of itself (INFO)."""

@@ -129,7 +129,7 @@ def _note_grant(state: LeaseState, options: Options, result: AcquireResult, sent
     if options.lock_at_most is not None:
         state.cap = sent_at + options.lock_at_most
     if options.lock_at_least:
-        state.held_until = now() + options.lock_at_least
+        state.cooldown_until = now() + options.lock_at_least
 
 
 def _run_until_replaced(request: Any, execution: Execution, state: LeaseState, config: TaskConfig, body: Body) -> Any:

@@ -57,7 +57,7 @@ def refuse_unreadable_results(task: Any) -> None:
 
 
 def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, holder: Holder | None) -> Any:
-    """Have the message of a duplicate follow its holder; return the result if that has ended, during a hold.
+    """Have the message of a duplicate follow its holder; return the result if that has ended, during its cooldown.
 
     Raises:
         ConfigurationError: no result could be read.
@@ -67,7 +67,7 @@ def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, hold
     """
     refuse_unreadable_results(task)
     holder = holder or Holder()
-    if holder.state == "held":
+    if holder.state == "cooldown":
         found = _result(task, request, wanted, holder.task_id)
         if isinstance(found, Joined):
             return found.result

@@ -85,15 +85,15 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
     """Publish the message again with a delay; return the place that it joins the line with.
 
-    The delay is the rest of a quiet time or of a hold, if there is one: nobody's end starts the message then. It ends when the
-    message expires. A holder that was asked to stop long ago is terminated.
+    The delay is the rest of a quiet time, a cooldown or a pause, if there is one: nobody's end starts the message then. It ends
+    when the message expires. A holder that was asked to stop long ago is terminated.
     """
     state = retry_state_of(request)
     asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
     state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
-    hold = result.holder.remaining if result.holder and result.holder.state == "held" else 0.0
+    rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
     interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
-    delay = min(interval, result.quiet or hold or interval, decision.within, _seconds_left(request.expires))
+    delay = min(interval, result.quiet or rest or interval, decision.within, _seconds_left(request.expires))
     delay = shortened(task.app, max(_SHORTEST, delay))
     following = state.copy + 1 + random.random()
     copied = state._replace(

@@ -50,7 +50,7 @@ def handle_duplicate(
     if holder.task_id == request.id and not request.is_eager:
         _drop_delivery(task, request, options, error)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
-    if holder.task_id or holder.state == "held":  # else nobody holds the lock, which is free only after a quiet time
+    if holder.task_id or holder.state == "paused":  # else nobody holds the lock, which is free only after a quiet time
         pending = decision.pending if isinstance(decision, SkipRun) else ""
         named = {"task_id": request.id, "holder": holder, "policy": policy, "pending": pending}
         send(signals.duplicate, task, key=wanted.lock, **named)
@@ -94,7 +94,7 @@ def _drop_delivery(task: Any, request: Any, options: Options, error: DuplicateTa
     if goes_to_several_queues(task.app, request):
         about(task, request.id, error.key, error.holder).info("dropped: another worker runs this broadcast: %s", error)
         raise Ignore("another worker runs this broadcast task")
-    if error.holder.state != "held" or is_redelivered(request):
+    if error.holder.state != "cooldown" or is_redelivered(request):
         check_redelivery_later(task, request, options, error)
 
 

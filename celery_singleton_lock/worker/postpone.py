@@ -76,7 +76,7 @@ def check_redelivery_later(task: Any, request: Any, options: Options, error: Dup
     state = retry_state_of(request)
     delay = FIRST_REDELIVERY_CHECK * 2 ** min(state.redelivery_checks, 64)
     delay = min(delay, max(retry_policy_of(options).delay, FIRST_REDELIVERY_CHECK))
-    if error.holder.state == "held":
+    if error.holder.state == "cooldown":
         if stored_state(task, request) == SUCCESS:
             about(task, request.id, error.key, error.holder).info(
                 "dropped: another delivery of it succeeded: %s", error

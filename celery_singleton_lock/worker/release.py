@@ -55,9 +55,9 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
         return
     state.ended = True
     renewer.remove(state)
-    hold = state.held_until if success and not state.lost else 0.0
+    cooldown = state.cooldown_until if success and not state.lost else 0.0
     publish = partial(publish_next, state.task.app)
-    pending = PendingRelease(request, success, kept=kept, held_until=hold, publish=publish)
+    pending = PendingRelease(request, success, kept=kept, cooldown_until=cooldown, publish=publish)
     # The start of a revoked lease has ended, too, and the end of its body is recorded.
     state.unreleased = state.unreleased or request.max_starts is not None or state.loss == "revoked"
     request.noted = request.noted._replace(fence=state.fence, loss=state.loss)

@@ -120,7 +120,7 @@ def check_balance(records: RecordStore, base: str) -> None:
     """Check that each lease that began has ended, or is listed."""
     records.sweep(base)
     found = Statistics("", records.counters(base))
-    leases = [lock for lock in records.locks(base) if lock.holder.state != "held"]
+    leases = [lock for lock in records.locks(base) if lock.holder.state not in ("cooldown", "paused")]
     begun, ended = (
         sum(map(found.sum, names)) for names in (("acquired", "reacquired"), ("released", "expired", "revoked"))
     )

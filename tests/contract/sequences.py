@@ -3,7 +3,7 @@
 A sequence is a task's options and steps: what a worker, a supervisor, a publisher or an operator may send for three messages, in
 any order, time that passes, and losses of all data. What a step sends follows from the answers before it.
 
-Not in it, as the stores need not agree: operator's holds and records, which `memory://` does not have; calls in the millisecond
+Not in it, as the stores need not agree: operators' pauses and records, which `memory://` does not have; calls in the millisecond
 of an expiry; a loss of single keys (see `acquire_limit.lua`). Options that exclude each other do not come together.
 """
 
@@ -226,14 +226,14 @@ class Player:
         place = Place() if self._setup.line else None
         return self._request(step, queued_token(step.task_id), place, ttl, queued=True)
 
-    # -- Ends of a lease: by its process, as a hold or as the reservation of an own retry, and by a supervisor.
+    # -- Ends of a lease: by its process, as a cooldown or as the reservation of an own retry, and by a supervisor.
 
     def _release(self, step: Step) -> Any:
         return self._store.release(self._lease(step), (True, False, None)[step.choice % 3])
 
     def _keep(self, step: Step) -> Any:
         if step.flag and not self._setup.limit:
-            return self._store.release(self._lease(step), True, kept=Kept("held", AT_LEAST))
+            return self._store.release(self._lease(step), True, kept=Kept("cooldown", AT_LEAST))
         kept = Kept("queued", RESERVATION, queued_token(step.task_id))
         return self._store.release(self._lease(step), False, kept=kept)
 

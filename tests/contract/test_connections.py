@@ -31,8 +31,8 @@ RECORD_CALLS: dict[str, Callable[[Any, LeaseRequest], Any]] = {
     "count": lambda records, one: records.count(one.base, {"renewals": 1}),
     "counters": lambda records, one: records.counters(one.base),
     "history": lambda records, one: records.history(one.base),
-    "hold": lambda records, one: records.hold(one.base, one.digest, 1.0),
-    "unhold": lambda records, one: records.unhold(one.base, one.digest),
+    "pause": lambda records, one: records.pause(one.base, one.digest, 1.0),
+    "resume": lambda records, one: records.resume(one.base, one.digest),
     "server": lambda records, one: records.server(),
 }
 

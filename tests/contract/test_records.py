@@ -1,4 +1,4 @@
-"""What the scripts record: the locks that exist, counters and the last runs; and an operator's holds.
+"""What the scripts record: the locks that exist, counters and the last runs; and an operators' pauses.
 
 That the counters balance is checked after each test of this folder that runs on Redis (`check_balance`).
 """
@@ -272,10 +272,10 @@ def test_reservation(
     assert {"acquired": 2, "released:retry": 1, "duplicates:skip": 1} == counters()
 
 
-def test_hold_after_a_success(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
-    """A hold is listed as held until it ends. Its end is no expiry."""
-    end(backing, hold(), kept=Kept("held", 60.0))
-    assert ["held"] == [lock.holder.state for lock in locks()]
+def test_cooldown(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
+    """A cooldown is listed until it ends. Its end is no expiry."""
+    end(backing, hold(), kept=Kept("cooldown", 60.0))
+    assert ["cooldown"] == [lock.holder.state for lock in locks()]
     backing.wait(62)
     assert {"acquired": 1, "released:success": 1} == counters()
     assert [] == locks()
@@ -419,61 +419,61 @@ def test_counts_that_are_reported_at_once(records: RecordStore, base: str, count
     assert {"lost:expired": 3, "renewals": 3} == counters()
 
 
-# -- an operator's holds -----------------------------------------------------------------------
+# -- an operators' pauses -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["d", WHOLE_TASK])
 def test_operators_hold(
     backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, name: str
 ) -> None:
-    """Nobody starts during a hold, of one signature or of the task; it ends by itself, or when it is lifted."""
-    records.hold(base, name, 60.0)
+    """Nobody starts during a pause, of one signature or of the task; it ends by itself, or when it is lifted."""
+    records.pause(base, name, 60.0)
     result = backing.store.acquire(lease_request(noted=DUPLICATE))
     assert result.holder is not None
-    assert (AcquireStatus.HELD, "held", "") == (result.status, result.holder.state, result.holder.task_id)
+    assert (AcquireStatus.HELD, "paused", "") == (result.status, result.holder.state, result.holder.task_id)
     assert 50 < result.holder.remaining <= 60
     other = backing.store.acquire(lease_request("other"))
     assert (AcquireStatus.HELD if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
     assert f"{base}:lock:{name}" in {lock.key for lock in records.locks(base)}
-    records.hold(base, "short", 0.0)
-    assert records.unhold(base, name)
-    assert not records.unhold(base, name)
-    assert not records.unhold(base, "short"), "it is over"
+    records.pause(base, "short", 0.0)
+    assert records.resume(base, name)
+    assert not records.resume(base, name)
+    assert not records.resume(base, "short"), "it is over"
     hold()
 
 
 def test_running_body_goes_on(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
-    """A body that runs keeps its lock during a hold, and asking again is granted again."""
+    """A body that runs keeps its lock during a pause, and asking again is granted again."""
     wanted = hold()
-    records.hold(base, WHOLE_TASK, 60.0)
+    records.pause(base, WHOLE_TASK, 60.0)
     assert AcquireStatus.GRANTED is backing.store.acquire(wanted).status
     assert [RenewResult.RENEWED] == backing.store.renew([wanted])
     end(backing, wanted)
 
 
-def test_reservation_in_a_hold(
+def test_reservation_in_a_pause(
     backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, counters: Any
 ) -> None:
-    """A message whose delivery meets a hold has lost its reservation, which would outlive it."""
+    """A message whose delivery meets a pause has lost its reservation, which would outlive it."""
     hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
-    records.hold(base, WHOLE_TASK, 60.0)
+    records.pause(base, WHOLE_TASK, 60.0)
     assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t1")).status
-    records.unhold(base, WHOLE_TASK)
+    records.resume(base, WHOLE_TASK)
     hold(task_id="t2")
     assert {"acquired": 2, "released:other": 1} == counters()
 
 
 @pytest.mark.parametrize("limit", [0, 2])
-def test_line_in_a_hold(
+def test_line_in_a_pause(
     backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, limit: int
 ) -> None:
-    """A message joins the line during a hold, starts after it, and no key without an expiry is left."""
-    records.hold(base, WHOLE_TASK, 60.0)
+    """A message joins the line during a pause, starts after it, and no key without an expiry is left."""
+    records.pause(base, WHOLE_TASK, 60.0)
     place = Place("ticket", 1.0, 5, False, 2.0, 60.0, "message")
     joined = backing.store.acquire(lease_request(task_id="t1", place=place, limit=limit))
     assert (AcquireStatus.HELD, True, 1) == (joined.status, joined.is_waiting, joined.waiting)
     keys = [key for key in backing.keys() if not key.endswith(":fence")]  # noqa: SIM118 - it is no dict
     assert all(backing.lives(key) > 0 for key in keys)
     assert AcquireStatus.HELD is backing.store.acquire(lease_request(place=Place(), limit=limit)).status
-    records.unhold(base, WHOLE_TASK)
+    records.resume(base, WHOLE_TASK)
     hold(task_id="t1", place=Place("ticket", 1.0), limit=limit)

@@ -52,7 +52,7 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "release": lambda store, lease_request: store.release(lease_request, success=True),
     "acquire_starts": lambda store, lease_request: store.acquire(replace(lease_request, max_starts=MaxStarts(3))),
     "release_starts": lambda store, lease_request: store.release(replace(lease_request, max_starts=MaxStarts(3)), None),
-    "release_kept": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("held", 5.0)),
+    "release_kept": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("cooldown", 5.0)),
     "acquire_turns": lambda store, lease_request: store.acquire(replace(lease_request, limit=3, place=Place())),
     "release_limit": lambda store, lease_request: store.release(replace(lease_request, limit=3), success=True),
     "release_queued": lambda store, lease_request: store.release(replace(lease_request, limit=3, queued=True), None),
@@ -912,9 +912,9 @@ def each_verb(store: RedisStore, one: LeaseRequest) -> None:
     records = store.records()
     records.add_tasks("tasks", {"a": "b"})
     assert {"a": "b"} == records.tasks("tasks")
-    records.hold(one.base, "*", 1.0)
+    records.pause(one.base, "*", 1.0)
     assert 2 == len(list(records.locks(one.base)))
-    assert records.unhold(one.base, "*")
+    assert records.resume(one.base, "*")
     assert 1 == records.counters(one.base)["acquired"]
     assert "redis_version" in records.server()
     assert store.eviction_policy()

@@ -156,13 +156,13 @@ def test_holder_that_has_just_ended(deliveries: Deliveries) -> None:
     assert GRANTED is deliveries.join("a").status
 
 
-def test_hold_is_not_replaced(deliveries: Deliveries, backing: Backing) -> None:
-    """During a hold nobody runs; the message waits for its end."""
-    deliveries.store.release(deliveries.held(), success=True, kept=Kept("held", 30.0))
+def test_cooldown_is_not_replaced(deliveries: Deliveries, backing: Backing) -> None:
+    """During a cooldown nobody runs; the message waits for its end."""
+    deliveries.store.release(deliveries.held(), success=True, kept=Kept("cooldown", 30.0))
     assert deliveries.join("a").is_waiting
     found = deliveries.store.holder(deliveries.request("a").lock)
     assert found is not None
-    assert "held" == found.state
+    assert "cooldown" == found.state
     backing.wait(31)
     assert GRANTED is deliveries.acquire("a", place=Place("ticket a", 1.5, stop=True))[1].status
 

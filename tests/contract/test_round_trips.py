@@ -55,7 +55,7 @@ def app(own_server: Callable[..., RedisServer]) -> Iterator[Celery]:
             store.acquire(one)
         store.release(ends, True)
     store.acquire(request("job.7", "c", ttl=0.001))
-    store.records().hold("singleton:{job.9}", "*", 60.0)
+    store.records().pause("singleton:{job.9}", "*", 60.0)
     yield app
     app.close()
 
@@ -88,14 +88,14 @@ def test_all_tasks_in_few_round_trips(app: Celery, counted: Sends, is_new: bool)
     assert counted.count <= 60 * (1 + is_new)
     assert {*(request(name, "a").lock for name in NAMES), "singleton:{job.9}:lock:*"} == listed
     assert {"running": 1} == found["job.8"].states
-    assert ({"running": 1}, 1) == (found["job.9"].states, found["job.9"].holds)
+    assert {"running": 1, "paused": 1} == found["job.9"].states
     assert (2, 1) == (found["job.8"].counters["acquired"], found["job.8"].counters["released:other"])
 
 
 def test_error_in_a_batch(app: Celery, counted: Sends) -> None:
     """A key of another type is an error for the question that met it, not for the next one on the same connection."""
     store: Any = context_of(app).store
-    for key in ("singleton:{job.1}:holds", "singleton:{job.2}:registry"):
+    for key in ("singleton:{job.1}:pauses", "singleton:{job.2}:registry"):
         store.command("SET", key, "no hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
         locks.list(app)

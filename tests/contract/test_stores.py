@@ -684,20 +684,20 @@ def test_memory_store_forgets(lease_request: MakeRequest) -> None:
     assert len(store._records) <= RELEASES_PER_CLEANUP + 1
 
 
-# -- a hold after a success -----------------------------------------------------------------------
+# -- a cooldown after a success -------------------------------------------------------------------
 
 
-def test_hold_after_a_success(backing: Backing, lease_request: MakeRequest) -> None:
-    """A release with a hold keeps the signature held for so long, longer or shorter than the TTL, and leaves one key."""
-    for digest, ttl, hold in (("long", 5.0, 60.0), ("short", 60.0, 5.0)):
+def test_cooldown_after_a_success(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release with a cooldown keeps others out for so long, longer or shorter than the TTL, and leaves one key."""
+    for digest, ttl, cooldown in (("long", 5.0, 60.0), ("short", 60.0, 5.0)):
         one, store = lease_request(digest, ttl=ttl, supervised=True), backing.store
         store.acquire(one)
-        assert not store.release(one, success=True, kept=Kept("held", hold)).redelivery_waits
-        backing.wait(hold - 1)
+        assert not store.release(one, success=True, kept=Kept("cooldown", cooldown)).redelivery_waits
+        backing.wait(cooldown - 1)
         result = store.acquire(lease_request(digest))
         assert result.status is AcquireStatus.HELD
         assert result.holder is not None
-        assert ("held", one.task_id) == (result.holder.state, result.holder.task_id)
+        assert ("cooldown", one.task_id) == (result.holder.state, result.holder.task_id)
         assert 0 < result.holder.remaining <= 1
         assert [one.lock] == left(backing)
         backing.wait(1.1)
@@ -705,11 +705,11 @@ def test_hold_after_a_success(backing: Backing, lease_request: MakeRequest) -> N
         assert [] == left(backing)
 
 
-def test_hold_has_no_owner(store: LockStore, lease_request: MakeRequest) -> None:
-    """Nobody renews, reacquires, acquires or releases a hold, not even with the token of the lease that left it."""
+def test_cooldown_has_no_owner(store: LockStore, lease_request: MakeRequest) -> None:
+    """Nobody renews, reacquires, acquires or releases a cooldown, not even with the token of the lease that left it."""
     one = lease_request(supervised=True)
     fence = take(store, one)
-    store.release(one, success=True, kept=Kept("held", 20.0))
+    store.release(one, success=True, kept=Kept("cooldown", 20.0))
     assert [RenewResult.NOT_OWNER, RenewResult.MISSING] == store.renew([one, known(one)])
     assert (RenewResult.NOT_OWNER, False) == store.reacquire(one, fence)
     assert store.acquire(one).status is AcquireStatus.HELD
@@ -718,14 +718,14 @@ def test_hold_has_no_owner(store: LockStore, lease_request: MakeRequest) -> None
         store.release(known(one), success)
     holder = store.holder(one.lock)
     assert holder is not None
-    assert "held" == holder.state
+    assert "cooldown" == holder.state
 
 
 def test_lease_after_a_hold(backing: Backing, lease_request: MakeRequest) -> None:
-    """A lease that follows a hold is running, with a higher fence, and its failure frees the lock."""
+    """A lease that follows a cooldown is running, with a higher fence, and its failure frees the lock."""
     first, second, store = lease_request(), lease_request(), backing.store
     fence = take(store, first)
-    store.release(first, success=True, kept=Kept("held", 5.0))
+    store.release(first, success=True, kept=Kept("cooldown", 5.0))
     backing.wait(5.1)
     assert take(store, second) > fence
     holder = store.holder(second.lock)
@@ -735,35 +735,35 @@ def test_lease_after_a_hold(backing: Backing, lease_request: MakeRequest) -> Non
     assert store.holder(second.lock) is None
 
 
-def test_hold_is_revoked(store: LockStore, lease_request: MakeRequest) -> None:
-    """`revoke` frees a held signature, and names the hold."""
+def test_cooldown_is_revoked(store: LockStore, lease_request: MakeRequest) -> None:
+    """`revoke` ends a cooldown, and names it."""
     one = lease_request()
     store.acquire(one)
-    store.release(one, success=True, kept=Kept("held", 20.0))
+    store.release(one, success=True, kept=Kept("cooldown", 20.0))
     holder = store.revoke(one.base, one.lock)
     assert holder is not None
-    assert "held" == holder.state
+    assert "cooldown" == holder.state
     assert granted(store, lease_request())
 
 
-def test_hold_of_a_lost_lease(backing: Backing, lease_request: MakeRequest) -> None:
-    """A release with a hold does nothing to a lock that is missing, or that another delivery has."""
+def test_cooldown_of_a_lost_lease(backing: Backing, lease_request: MakeRequest) -> None:
+    """A release with a cooldown does nothing to a lock that is missing, or that another delivery has."""
     first, second, store = lease_request(ttl=5.0), lease_request(), backing.store
     store.acquire(first)
     backing.wait(5.1)
-    store.release(first, success=True, kept=Kept("held", 20.0))
+    store.release(first, success=True, kept=Kept("cooldown", 20.0))
     assert store.holder(first.lock) is None
     store.acquire(second)
-    store.release(first, success=True, kept=Kept("held", 20.0))
+    store.release(first, success=True, kept=Kept("cooldown", 20.0))
     assert [RenewResult.RENEWED] == store.renew([second])
 
 
 def test_waiting_redelivery_and_a_hold(store: LockStore, lease_request: MakeRequest) -> None:
-    """A redelivery that waited learns the outcome as without a hold; other work meets the hold."""
+    """A redelivery that waited learns the outcome as without a cooldown; other work meets the cooldown."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(again)
-    assert store.release(first, success=True, kept=Kept("held", 20.0)).redelivery_waits
+    assert store.release(first, success=True, kept=Kept("cooldown", 20.0)).redelivery_waits
     assert store.acquire(again).status is AcquireStatus.HELD
     store.record_outcome(first, success=True)
     assert store.acquire(again).status is AcquireStatus.COMPLETED
@@ -885,10 +885,10 @@ def test_starts_of_lost_data(backing: Backing, lease_request: MakeRequest) -> No
 
 
 def test_starts_and_a_hold(backing: Backing, lease_request: MakeRequest) -> None:
-    """A release may clear the starts and leave a hold."""
+    """A release may clear the starts and leave a cooldown."""
     one = lease_request(max_starts=UNSUCCESSFUL)
     assert granted(backing.store, one)
-    backing.store.release(one, success=True, kept=Kept("held", 20.0))
+    backing.store.release(one, success=True, kept=Kept("cooldown", 20.0))
     assert [one.lock] == left(backing)
     assert 15 < backing.lives(one.lock) <= 20
 

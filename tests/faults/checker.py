@@ -101,7 +101,7 @@ def check(events: Sequence[Event], faults: Iterable[Fault], limits: Limits) -> l
         *_store(events, faults, limits),
         *_lines(events, bodies, faults),
         *_caps(bodies, lost, faults, limits),
-        *_holds(bodies, faults, limits),
+        *_cooldowns(bodies, faults, limits),
         *_starts(events, bodies, limits),
         *_quiet(events, bodies),
     ]
@@ -571,7 +571,7 @@ def _caps(bodies: Sequence[Body], lost: Sequence[Event], faults: list[Fault], li
             yield Violation("untold", f"{body.key}: {body} outlived its cap of {body.cap:.2f}")
 
 
-def _holds(bodies: Sequence[Body], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
+def _cooldowns(bodies: Sequence[Body], faults: list[Fault], limits: Limits) -> Iterator[Violation]:
     """Find bodies that started within ``lock_at_least`` of a success."""
     before: dict[str, Body] = {}
     for second in sorted(bodies, key=lambda body: body.taken):
@@ -579,7 +579,7 @@ def _holds(bodies: Sequence[Body], faults: list[Fault], limits: Limits) -> Itera
         before[second.signature] = second
         held = first and first.how == "return" and second.taken < first.taken + first.least - 0.05
         if first and held and _in_peace(first, second.taken, faults, limits):
-            yield Violation("hold", f"{second.key}: {second} in the hold of {first}")
+            yield Violation("cooldown", f"{second.key}: {second} in the cooldown of {first}")
 
 
 def _starts(events: Sequence[Event], bodies: Sequence[Body], limits: Limits) -> Iterator[Violation]:

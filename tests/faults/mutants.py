@@ -375,8 +375,8 @@ MUTANTS = (
     Mutant(
         "the end of a body publishes the next in line",
         "worker/release.py",
-        "held_until=hold, publish=publish)",
-        "held_until=hold)",
+        "cooldown_until=cooldown, publish=publish)",
+        "cooldown_until=cooldown)",
         "test_feature_faults.py::test_features_shutdown[warm]",
         "36 warm shutdown",
     ),

@@ -42,7 +42,7 @@ SMALL: dict[str, tuple[str, ...]] = {
     "check": (),
     "page": (),
     "count": ("counted",),
-    "hold": (),
+    "pause": (),
     "holder": ("limit",),
 }
 #: What requests say of a line, as far as their scripts differ by it.
@@ -379,7 +379,7 @@ def scripts() -> dict[str, Script]:
             "reacquire": [reacquire_call(request, 1, history)],
             "release": [
                 release_call(replace(request, is_continued=continued), True, kept, history)
-                for kept, continued in product((None, Kept("held", 1.0)), (False, True))
+                for kept, continued in product((None, Kept("cooldown", 1.0)), (False, True))
             ],
             "renew": [renewal_call([request])],
             "leave": [leave_call(request, "")],

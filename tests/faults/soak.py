@@ -321,7 +321,7 @@ def report(options: argparse.Namespace, soak: Soak, counts: dict[str, int], kind
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("overlap", "untold", "lost", "order")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("never run", "leftover", "early", "theft")]
     rows += [(f"violations: {kind}", kinds[kind]) for kind in ("late renewal", "runs", "reused", "blind")]
-    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("hold", "starts", "quiet")]
+    rows += [(f"violations: {kind}", kinds[kind]) for kind in ("cooldown", "starts", "quiet")]
     for name, count in rows:
         print(f"  {name:<28} {count:>6}")
 

@@ -814,11 +814,11 @@ def test_cap_of_a_slow_acquire() -> None:
     assert set() == found(events, Fault("pause", 9, 9.9))
 
 
-def test_hold() -> None:
-    """No body starts within the hold of a success."""
+def test_cooldown() -> None:
+    """No body starts within the cooldown of a success."""
     first, second = option("a", 10, 11, least=5.0), option("b", 14.9, 16, least=5.0)
     freed = store(11, "release", "a", "free")
-    assert {"hold"} == found([*first, freed, *second])
+    assert {"cooldown"} == found([*first, freed, *second])
     assert set() == found([*first, freed, *option("b", 15, 16, least=5.0)])
     assert set() == found([*option("a", 10, 11, "Boom", least=5.0), freed, *second])
     assert set() == found([*first, freed, *second], Fault("empty", 12, 13))

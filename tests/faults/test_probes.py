@@ -34,7 +34,7 @@ from tests.servers import RedisServer, until
 
 LIMITS = Limits(ttl=30.0)
 BASE = 'singleton:{job \\ "one"}'
-LOCK, REVOKED, REGISTRY, HOLDS = f"{BASE}:lock:1", f"{BASE}:revoked", f"{BASE}:registry", f"{BASE}:holds"
+LOCK, REVOKED, REGISTRY, PAUSES = f"{BASE}:lock:1", f"{BASE}:revoked", f"{BASE}:registry", f"{BASE}:pauses"
 
 
 class Scene:
@@ -218,7 +218,7 @@ def test_reservations(scene: Scene) -> None:
 def test_reservation_of_another(scene: Scene) -> None:
     """A delivery that takes another message's reservation is a theft."""
     scene.store.acquire(LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True))
-    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, HOLDS]
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, PAUSES]
     who = (scene.b.token, 30000, "task-b", "", 0, "", "")
     scene.broken("acquire", "if owner ~= 'queued:' .. ARGV[3] then", "if false then", keys, *who)
     scene.names = {name_of(queued_token("task-x")): "queued"}
@@ -289,7 +289,7 @@ def test_line_that_is_not_kept(scene: Scene) -> None:
     assert 1 == text.count(rule)
     text = text.replace(rule, "")
     scene.commands._scripts[sha1(text.encode()).hexdigest()] = Script("acquire", in_line=True)
-    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, HOLDS]
+    keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, PAUSES]
     keys += line_keys(BASE, "1")
     who = (scene.b.token, 30000, "task-t2", "", 0, "", "")
     scene.client.eval(text, len(keys), *keys, *who, "t2", 1, 0, "", 0, "", 3600000)  # type: ignore[no-untyped-call]

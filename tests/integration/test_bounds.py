@@ -39,13 +39,13 @@ class TestAtLeast:
         job, sent = env.job("throttled"), time.monotonic()
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
         holder = job.lock_holder(env.tag)  # type: ignore[attr-defined]
-        assert "held" == holder.state
+        assert "cooldown" == holder.state
         assert LONG - (time.monotonic() - sent) <= holder.remaining <= LONG
         assert env.get(job.apply_async((env.tag,), queue=queue)) is None
         assert 1 == len(env.starts())
 
-    def test_hold_ends(self, env: WorkerEnvironment, queue: str) -> None:
-        """At the end of the hold the signature is free by itself, and not before."""
+    def test_cooldown_ends(self, env: WorkerEnvironment, queue: str) -> None:
+        """At the end of the cooldown the signature is free by itself, and not before."""
         job, sent = env.job("throttled_briefly"), time.monotonic()
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
         until_free(env, "throttled_briefly")
@@ -69,14 +69,14 @@ class TestAtLeast:
         until_free(env, "throttled")
 
     def test_unlocked(self, env: WorkerEnvironment, queue: str) -> None:
-        """`force_unlock` ends a hold."""
+        """`force_unlock` ends a cooldown."""
         job = env.job("throttled")
         env.get(job.apply_async((env.tag,), queue=queue))
-        assert "held" == job.force_unlock(env.tag).state  # type: ignore[attr-defined]
+        assert "cooldown" == job.force_unlock(env.tag).state  # type: ignore[attr-defined]
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
 
     def test_retry_comes_back_once(self, env: WorkerEnvironment, queue: str) -> None:
-        """A postponed duplicate comes back for the end of the hold, not again and again before."""
+        """A postponed duplicate comes back for the end of the cooldown, not again and again before."""
         job, sent = env.job("throttled_retry"), time.monotonic()
         env.get(job.apply_async((env.tag,), queue=queue))
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
@@ -85,10 +85,10 @@ class TestAtLeast:
 
     @pytest.mark.parametrize("waits", [True, False], ids=["waited", "came later"])
     def test_redelivery(self, env: WorkerEnvironment, waits: bool) -> None:
-        """A redelivery is dropped after the success of its first delivery, whether it came before or during the hold."""
+        """A redelivery is dropped after the success of its first delivery, whether it came before or during the cooldown."""
         name = (
             "throttled_briefly" if waits else "throttled"
-        )  # the one that waits may look again when the hold has ended
+        )  # the one that waits may look again when the cooldown has ended
         with env.captured_messages() as messages:
             result = env.hold(name)
         (message,) = messages

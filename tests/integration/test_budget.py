@@ -86,14 +86,14 @@ def test_a_duplicate_costs_one_command(env: WorkerEnvironment, queue: str, own_s
 
 @pytest.mark.parametrize("name", ["throttled", "once", "tried", "capped"])
 def test_options_cost_no_command(env: WorkerEnvironment, queue: str, own_store: RedisServer, name: str) -> None:
-    """A hold, counted starts and a cap cost no command more; a duplicate of a hold costs one."""
+    """A cooldown, counted starts and a cap cost no command more; a duplicate in a cooldown costs one."""
     job = env.job(name)
     env.get(job.apply_async((env.other_tag("warm"),), queue=queue))
     with Monitor(own_store.url()) as monitor:
         env.get(job.apply_async((env.tag,), queue=queue))
         env.finish_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
-    if name == "throttled":  # its hold lasts for ten minutes
+    if name == "throttled":  # its cooldown lasts for ten minutes
         with Monitor(own_store.url()) as monitor:
             assert env.get(job.apply_async((env.tag,), queue=queue)) is None
             env.finish_node(queue)
@@ -294,8 +294,8 @@ def commands_before_a_copy(
         decided = scripts_of(monitor.so_far())
         if cost.look:
             node.wait_for_lines(result.id, "received", count=3)
-        hold_ends = env.starts(tag)[0]["at"] + (getattr(job, "lock_at_least", 0) or 0)
-        until(lambda: time.monotonic() > hold_ends, "the holder's end leaves no hold")
+        cooldown_ends = env.starts(tag)[0]["at"] + (getattr(job, "lock_at_least", 0) or 0)
+        until(lambda: time.monotonic() > cooldown_ends, "the holder's end leaves no cooldown")
         env.let_go(holders[0].id)
         env.get(holders[0])
         came_late = time.monotonic() > sent + ttl and not cost.look

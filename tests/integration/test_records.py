@@ -1,4 +1,4 @@
-"""What workers record: how runs ended, duplicates by policy, what was lost; and an operator's holds, with real workers."""
+"""What workers record: how runs ended, duplicates by policy, what was lost; and an operators' pauses, with real workers."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, 
 
     before = count()
     if held:
-        locks.hold(env.app, 600.0, key=env.key(name))
+        locks.pause(env.app, 600.0, key=env.key(name))
     else:
         env.hold(name, queue=queue)
     if name != "publish":
@@ -234,7 +234,7 @@ def test_calls_that_are_not_sent(env: WorkerEnvironment, queue: str, name: str, 
         result = job.apply_async((env.tag,), queue=queue)
         if held:
             assert env.get(result) is None
-    locks.unhold(env.app, key=env.key(name))
+    locks.resume(env.app, key=env.key(name))
     assert before + 1 == count()
 
 
@@ -263,84 +263,84 @@ def test_settings(own_store: RedisServer, settings: dict[str, Any], kept: int, c
         assert not client.exists(keys[1])
 
 
-# -- an operator's holds -----------------------------------------------------------------------
+# -- an operators' pauses -----------------------------------------------------------------------
 
 
 @pytest.fixture
-def held(env: WorkerEnvironment, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Hold the signature of a job; lift the hold in the end."""
-    locks.hold(env.app, 600.0, key=env.key(request.param))
+def paused(env: WorkerEnvironment, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Pause the signature of a job; resume it in the end."""
+    locks.pause(env.app, 600.0, key=env.key(request.param))
     yield request.param
-    locks.unhold(env.app, key=env.key(request.param))
+    locks.resume(env.app, key=env.key(request.param))
 
 
-@pytest.mark.parametrize("held", ["skip", "raising"], indirect=True)
-def test_hold_ends_duplicates(env: WorkerEnvironment, queue: str, held: str) -> None:
-    """During a hold a task is skipped, or fails, as a duplicate of a holder in the state held."""
-    result = env.job(held).apply_async((env.tag,), queue=queue)
-    if held == "skip":
+@pytest.mark.parametrize("paused", ["skip", "raising"], indirect=True)
+def test_pause_ends_duplicates(env: WorkerEnvironment, queue: str, paused: str) -> None:
+    """During a pause a task is skipped, or fails, as a duplicate of a holder in the state paused."""
+    result = env.job(paused).apply_async((env.tag,), queue=queue)
+    if paused == "skip":
         assert (None, states.SUCCESS) == (env.get(result), result.state)
     else:
         error = env.error(result)
         assert isinstance(error, DuplicateTask)
-        assert "held" == error.holder.state
+        assert "paused" == error.holder.state
     assert [] == env.starts()
-    assert [event["what"] for event in env.lock_signals(env.key(held))] == ["duplicate"]
+    assert [event["what"] for event in env.lock_signals(env.key(paused))] == ["duplicate"]
 
 
 @pytest.mark.parametrize("name", ["retry", "wait_short_ttl", "once_more_short", "replace_short", "join"])
-def test_hold_lets_others_wait(env: WorkerEnvironment, queue: str, name: str) -> None:
-    """A task that waits, comes back or joins runs once the hold has ended, and is counted once."""
+def test_pause_lets_others_wait(env: WorkerEnvironment, queue: str, name: str) -> None:
+    """A task that waits, comes back or joins runs once the pause has ended, and is counted once."""
     policy = {"wait_short_ttl": "wait", "once_more_short": "run_once_more", "replace_short": "replace"}.get(name, name)
     before = counted(env, name).get(f"duplicates:{policy}", 0)
-    locks.hold(env.app, 600.0, key=env.key(name))
+    locks.pause(env.app, 600.0, key=env.key(name))
     result = env.job(name).apply_async((env.tag,), queue=queue)
-    until(lambda: env.lock_signals(env.key(name), "duplicate"), "it met the hold")
+    until(lambda: env.lock_signals(env.key(name), "duplicate"), "it met the pause")
     assert [] == env.starts()
-    locks.hold(env.app, 0.5, key=env.key(name))  # in its place, and it ends by itself
+    locks.pause(env.app, 0.5, key=env.key(name))  # in its place, and it ends by itself
     assert "done" == env.get(result)
     assert 1 == len(env.starts())
     assert counted(env, name)[f"duplicates:{policy}"] == before + 1
 
 
-def test_early_unhold(env: WorkerEnvironment, queue: str) -> None:
-    """A task that comes back looks again during an operator's hold, which may be lifted early."""
-    locks.hold(env.app, 3600.0, key=env.key("retry"))
+def test_early_resume(env: WorkerEnvironment, queue: str) -> None:
+    """A task that comes back looks again during an operator's pause, which may be lifted early."""
+    locks.pause(env.app, 3600.0, key=env.key("retry"))
     result = env.job("retry").apply_async((env.tag,), queue=queue)
-    until(lambda: env.lock_signals(env.key("retry"), "duplicate"), "it met the hold")
-    locks.unhold(env.app, key=env.key("retry"))
+    until(lambda: env.lock_signals(env.key("retry"), "duplicate"), "it met the pause")
+    locks.resume(env.app, key=env.key("retry"))
     assert "done" == env.get(result)
 
 
-def test_hold_of_a_task(env: WorkerEnvironment, queue: str) -> None:
-    """A hold of a task lets its bodies go on that run, and no other start, until it is lifted."""
+def test_pause_of_a_task(env: WorkerEnvironment, queue: str) -> None:
+    """A pause of a task lets its bodies go on that run, and no other start, until it is lifted."""
     first = env.hold("retry", queue=queue)
-    locks.hold(env.app, 600.0, task="job.retry")
+    locks.pause(env.app, 600.0, task="job.retry")
     other = env.job("retry").apply_async((env.other_tag("b"),), queue=queue)
-    until(lambda: env.lock_signals(env.key("retry", env.other_tag("b")), "duplicate"), "it met the hold")
+    until(lambda: env.lock_signals(env.key("retry", env.other_tag("b")), "duplicate"), "it met the pause")
     env.let_go()
     assert "held" == env.get(first)
     assert [] == env.starts(env.other_tag("b"))
-    assert locks.unhold(env.app, task="job.retry")
+    assert locks.resume(env.app, task="job.retry")
     assert "done" == env.get(other)
 
 
-def test_publish_in_a_hold(env: WorkerEnvironment, queue: str) -> None:
-    """A call with `lock_from="publish"` is sent during a hold, as there is no other result, and is skipped when it comes."""
-    locks.hold(env.app, 600.0, key=env.key("publish"))
+def test_publish_in_a_pause(env: WorkerEnvironment, queue: str) -> None:
+    """A call with `lock_from="publish"` is sent during a pause, as there is no other result, and is skipped when it comes."""
+    locks.pause(env.app, 600.0, key=env.key("publish"))
     result = env.job("publish").apply_async((env.tag,), queue=queue)
-    assert "held" == result.duplicate.state
+    assert "paused" == result.duplicate.state
     assert env.get(result) is None
     assert [] == env.starts()
-    locks.unhold(env.app, key=env.key("publish"))
+    locks.resume(env.app, key=env.key("publish"))
     assert "done" == env.get(env.job("publish").apply_async((env.tag,), queue=queue))
 
 
-def test_statistics_of_a_hold(env: WorkerEnvironment) -> None:
-    """The hold of `lock_at_least` is no lease, also in the second for which its entry outlives its key."""
+def test_statistics_of_a_cooldown(env: WorkerEnvironment) -> None:
+    """The cooldown of `lock_at_least` is no lease, also in the second for which its entry outlives its key."""
     assert "done" == env.get(env.job("throttled").apply_async((env.tag,)))
     found: Statistics = locks.stats(env.app, "job.throttled")[0]
-    assert (0, {"held": 1}) == (found.held, dict(found.states))
+    assert (0, {"cooldown": 1}) == (found.held, dict(found.states))
     with closing(env.store()) as client:
         client.delete(env.key("throttled"))
     found = locks.stats(env.app, "job.throttled")[0]

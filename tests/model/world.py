@@ -4,7 +4,7 @@ The store is the library's own store in memory, and the policies are the library
 `worker/execution.py`, `worker/outcome.py` and `worker/line.py` do, one store call or one publication per step. Time advances in
 steps too, and holders that live renew then.
 
-The model contains no outage of the store, no operator's hold, no quiet time, no `Join`, no message that expires or is too long
+The model contains no outage of the store, no operator's pause, no quiet time, no `Join`, no message that expires or is too long
 for the line, and no time as long as `COPY_TTL`. A broker delivers first messages twice, not copies.
 """
 

@@ -115,11 +115,11 @@ CASES = [
         {"task": TASK},
     ),
     Case(
-        "HoldTooOld",
-        [series("oldest_operator_hold_start_timestamp_seconds", f"60x{25 * HOUR + 10} 0x20", task=TASK)],
+        "PauseTooOld",
+        [series("oldest_pause_start_timestamp_seconds", f"60x{25 * HOUR + 10} 0x20", task=TASK)],
         25 * HOUR + 1,
         25 * HOUR + 20,
-        f"{TASK} has been held for 1d 1h 0m 0s. `celery singleton list` shows by whom and why.",
+        f"{TASK} has been paused for 1d 1h 0m 0s. `celery singleton list` shows by whom and why.",
         {"task": TASK},
     ),
     Case(

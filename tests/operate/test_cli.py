@@ -1,4 +1,4 @@
-"""`celery singleton` and `celery inspect singleton_locks`, with real workers: what locks do, and how to release and hold them.
+"""`celery singleton` and `celery inspect singleton_locks`, with real workers: what locks do, and how to release and pause them.
 
 The command's app knows no task, and importing its modules of tasks would fail.
 """
@@ -440,73 +440,73 @@ def test_release_all_of_a_task(env: WorkerEnvironment, celery: Run) -> None:
     assert (1, True) == (none.returncode, none.stderr.startswith("no locks on node gone@local; nodes with locks: "))
 
 
-# -- hold --------------------------------------------------------------------------------------
+# -- pause -------------------------------------------------------------------------------------
 
 
 @prefork
-def test_hold_task(env: WorkerEnvironment, celery: Run) -> None:
-    """While a task is held, bodies that run go on and no other one starts; the commands tell of the hold."""
+def test_pause_of_task(env: WorkerEnvironment, celery: Run) -> None:
+    """While a task is paused, bodies that run go on and no other one starts; the commands tell of the pause."""
     first, other = env.hold("callable"), env.other_tag("other")
-    done = celery("singleton", "hold", "--task", "job.callable", "--for", "2h")
+    done = celery("singleton", "pause", "--task", "job.callable", "--for", "2h")
     try:
-        assert done.stdout.startswith("job.callable is held for 2h, until ")
+        assert done.stdout.startswith("job.callable is paused for 2h, until ")
         assert done.stdout.endswith("; bodies that still run: 1\n")
         assert None is env.get(env.job("callable").delay(other)), "skipped, as the holder has no task id"
         key = env.key("callable", other)
         shown, listed = celery("singleton", "show", key), celery("singleton", "list", "--task", "job.callable")
-        assert "held by an operator's hold (by " in shown.stdout
+        assert "held by an operator's pause (by " in shown.stdout
         found = row(listed, key.rpartition(":")[0] + ":*")
-        assert ("held", "1h59m", locks.this_user()) == (found["STATE"], found["TTL"], found["NODE"])
-        unheld = celery("singleton", "unhold", key)
+        assert ("paused", "1h59m", locks.this_user()) == (found["STATE"], found["TTL"], found["NODE"])
+        resumed = celery("singleton", "resume", key)
         whole = key.rpartition(":")[0] + ":*"
-        assert f"{key} was not held by an operator\nbut its whole task is: {whole}\n" == unheld.stdout
+        assert f"{key} was not paused\nbut its whole task is: {whole}\n" == resumed.stdout
         free = celery("singleton", "release", key)
         assert (1, True) == (
             free.returncode,
-            free.stdout.startswith("free: nobody held it\nbut held by an operator's hold "),
+            free.stdout.startswith("free: nobody held it\nbut held by an operator's pause "),
         )
-        (hold,) = json.loads(celery("singleton", "release", key, "--json").stdout)["others"]
-        assert ("held", key.rpartition(":")[0] + ":*") == (hold["holder"]["state"], hold["key"])
+        (pause,) = json.loads(celery("singleton", "release", key, "--json").stdout)["others"]
+        assert ("paused", key.rpartition(":")[0] + ":*") == (pause["holder"]["state"], pause["key"])
     finally:
-        ended = celery("singleton", "unhold", "--task", "job.callable")
-    assert (0, "job.callable is not held any more\n") == (ended.returncode, ended.stdout)
+        ended = celery("singleton", "resume", "--task", "job.callable")
+    assert (0, "job.callable is not paused any more\n") == (ended.returncode, ended.stdout)
     assert "done" == env.get(env.job("callable").delay(other))
     env.let_go()
     assert "held" == env.get(first)
-    none = celery("singleton", "unhold", "--task", "job.callable", "--json")
+    none = celery("singleton", "resume", "--task", "job.callable", "--json")
     assert (1, False) == (none.returncode, json.loads(none.stdout)["ended"])
 
 
 @one_pool
-def test_hold_key(env: WorkerEnvironment, quick: Quick) -> None:
-    """A hold of one key leaves the other signatures of the task alone, and ends by itself."""
+def test_pause_of_key(env: WorkerEnvironment, quick: Quick) -> None:
+    """A pause of one key leaves the other signatures of the task alone, and ends by itself."""
     before = time.time()
-    held = quick("hold", env.key(), "--for", "1h", "--json")
+    held = quick("pause", env.key(), "--for", "1h", "--json")
     told = json.loads(held.output)
     assert before + 3599 < told.pop("until") < time.time() + 3601
     named = {"by": locks.this_user(), "reason": ""}
     assert {"key": env.key(), "task": "job.skip", "seconds": 3600.0, "running": 0, **named} == told
     assert None is env.get(env.job("skip").delay(env.tag))
     assert "done" == env.get(env.job("skip").delay(env.other_tag("other")))
-    assert 0 == quick("unhold", env.key()).exit_code
+    assert 0 == quick("resume", env.key()).exit_code
     assert "done" == env.get(env.job("skip").delay(env.tag))
-    quick("hold", env.key(), "--for", "0.2s")
+    quick("pause", env.key(), "--for", "0.2s")
     until(lambda: not locks.show(env.app, env.key()), "it ends")
     assert "done" == env.get(env.job("skip").delay(env.tag))
 
 
 @one_pool
-def test_hold_slot(env: WorkerEnvironment, quick: Quick) -> None:
+def test_pause_of_slot(env: WorkerEnvironment, quick: Quick) -> None:
     """The key of a slot stands for all slots of its signature, and the command says so."""
     key, result = env.key("limit_skip"), env.hold("limit_skip")
-    held = quick("hold", f"{key}:1", "--for", "1m")
+    held = quick("pause", f"{key}:1", "--for", "1m")
     try:
-        assert held.output.startswith(f"{key} is held for 1m, until ")
+        assert held.output.startswith(f"{key} is paused for 1m, until ")
         assert held.output.endswith("; bodies that still run: 1\n")
-        assert key == json.loads(quick("hold", f"{key}:1", "--for", "1m", "--json").output)["key"]
+        assert key == json.loads(quick("pause", f"{key}:1", "--for", "1m", "--json").output)["key"]
         assert None is env.get(env.job("limit_skip").delay(env.tag)), "no slot is free"
     finally:
-        assert 0 == quick("unhold", f"{key}:1").exit_code
+        assert 0 == quick("resume", f"{key}:1").exit_code
     env.let_go()
     assert "held" == env.get(result)
 
@@ -714,8 +714,8 @@ COMMANDS: dict[str, list[str]] = {
     "check": [],
     "show": ["KEY"],
     "release": ["KEY"],
-    "hold": ["KEY", "--for", "1s"],
-    "unhold": ["KEY"],
+    "pause": ["KEY", "--for", "1s"],
+    "resume": ["KEY"],
     "history": ["KEY"],
 }
 
@@ -795,14 +795,14 @@ def test_lock_without_a_record(env: WorkerEnvironment) -> None:
     assert "free: nobody held it" == released[0]
     assert released[1].startswith("but held by task first on gone@local ")
     assert released[1].endswith(f" {key}:1")
-    assert quick("hold", key, "--for", "1m").output.endswith("; bodies that still run: 1\n")
-    assert 0 == quick("unhold", key).exit_code
+    assert quick("pause", key, "--for", "1m").output.endswith("; bodies that still run: 1\n")
+    assert 0 == quick("resume", key).exit_code
     assert 0 == quick("release", f"{key}:1", "--force").exit_code
-    held = quick("hold", "--task", "job.skip", "--for", "1m")
+    held = quick("pause", "--task", "job.skip", "--for", "1m")
     try:
         assert (0, True) == (held.exit_code, held.output.endswith("; bodies that still run: not known\n")), held.output
     finally:
-        assert 0 == quick("unhold", "--task", "job.skip").exit_code
+        assert 0 == quick("resume", "--task", "job.skip").exit_code
 
 
 @one_pool
@@ -810,10 +810,10 @@ def test_wrong_keys(env: WorkerEnvironment, quick: Quick) -> None:
     """A key of which a part is missing, or that has too much, is refused, and nothing is held."""
     key, base = env.key(), env.key().rpartition(":")[0]
     for wrong in (f"{base}:", f"{base}:zz", key[:-1], f"{key}:", f"{key}:0", f"{key}:x", f"{key} ", f"{base}:*:1"):
-        for words in (["show"], ["release"], ["hold", "--for", "1s"], ["unhold"], ["history"]):
+        for words in (["show"], ["release"], ["pause", "--for", "1s"], ["resume"], ["history"]):
             done = quick(*words, wrong)
             assert (3, True) == (done.exit_code, " is no key of a lock of this app: such a key " in done.output), wrong
-    assert [] == [lock for lock in locks.list(env.app) if lock.holder.is_operators_hold]
+    assert [] == [lock for lock in locks.list(env.app) if lock.holder.state == "paused"]
     empty = quick("show", "")
     assert (3, True) == (empty.exit_code, empty.output.startswith("Error: no name, id or key is given"))
 
@@ -824,7 +824,7 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
     """The name of a task in a lock group has no locks of its own: each command says which name has them."""
     until(lambda: "customers" in locks.tasks(env.app), "the worker has registered its tasks")
     words = ["group.bill"] if verb == "history" else ["--task", "group.bill"]
-    more = {"hold": ["--for", "1s"], "check": ["--no-success-for", "1s"]}
+    more = {"pause": ["--for", "1s"], "check": ["--no-success-for", "1s"]}
     done = quick(verb, *words, *more.get(verb, []))
     assert (3, True) == (
         done.exit_code,
@@ -839,7 +839,7 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
 
 @one_pool
 def test_unregistered_task(env: WorkerEnvironment, empty_store: RedisServer, quick: Quick) -> None:
-    """Locks of a task that no worker has registered are found by its name; a hold of one is listed, but not one of the name."""
+    """Locks of a task that no worker has registered are found by its name; a pause of one is listed, but not one of the name."""
     store = empty_store.url()
     wanted = LeaseRequest("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
     RedisStore(connector(store, {}), history=100).acquire(wanted)
@@ -848,13 +848,13 @@ def test_unregistered_task(env: WorkerEnvironment, empty_store: RedisServer, qui
     nobody = f"no lock is held by a task {wanted.task_id}; one that waits has none yet"
     assert [unknown, nobody] == sorted(quick("show", wanted.task_id, store=store).output.splitlines())
     assert wanted.lock in quick("list", "--task", "job.skip", store=store).output
-    for words in (["hold", "--for", "1m"], ["unhold"]):
+    for words in (["pause", "--for", "1m"], ["resume"]):
         refused = quick(*words, "--task", "job.skip", store=store)
         assert 3 == refused.exit_code
         assert "no worker has registered a task or lock group 'job.skip'" in refused.output
-    quick("hold", env.key(), "--for", "1m", store=store)
+    quick("pause", env.key(), "--for", "1m", store=store)
     listed = json.loads(quick("list", "--json", store=store).output)
-    assert {(env.key(), "held"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
+    assert {(env.key(), "paused"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
 
 
 @one_pool
@@ -872,11 +872,11 @@ def test_wrong_words(env: WorkerEnvironment, quick: Quick) -> None:
     for words in (
         ["release"],
         ["release", env.key(), "--task", "job.skip"],
-        ["hold", "--for", "1h"],
-        ["hold", env.key(), "--task", "job.skip", "--for", "1h"],
-        ["hold", env.key()],
-        ["hold", env.key(), "--for", "0"],
-        ["unhold"],
+        ["pause", "--for", "1h"],
+        ["pause", env.key(), "--task", "job.skip", "--for", "1h"],
+        ["pause", env.key()],
+        ["pause", env.key(), "--for", "0"],
+        ["resume"],
         ["list", "--min-age", "long"],
         ["watch", "--every", "0"],
     ):
@@ -904,7 +904,7 @@ def test_no_option_is_in_the_environment(env: WorkerEnvironment, quick: Quick, v
     leave_lock(env, "gone@local")
     words = [env.key() if word == "KEY" else word for word in COMMANDS[verb]]
     done = quick(verb, *words, **variables)
-    locks.unhold(env.app, env.key())
-    assert (1 if verb in ("release", "unhold") else 0) == done.exit_code, done.output
+    locks.resume(env.app, env.key())
+    assert (1 if verb in ("release", "resume") else 0) == done.exit_code, done.output
     if "KEY" in COMMANDS[verb]:
         assert 2 == quick(verb, *words[1:], **variables).exit_code

@@ -81,8 +81,8 @@ FUNCTIONS: dict[str, Callable[[Shop], Any]] = {
     "server": lambda shop: locks.server(shop.app),
     "release": lambda shop: locks.release(shop.app, shop.reserve()),
     "release_all": lambda shop: (shop.reserve(), locks.release_all(shop.app, "shop.sync")),
-    "hold": lambda shop: locks.hold(shop.app, 60, KEY),
-    "unhold": lambda shop: locks.unhold(shop.app, KEY),
+    "pause": lambda shop: locks.pause(shop.app, 60, KEY),
+    "resume": lambda shop: locks.resume(shop.app, KEY),
     "lock_holder": lambda shop: shop.task.lock_holder(),
     "force_unlock": lambda shop: shop.task.force_unlock(),
     "scrape": lambda shop: LockCollector(shop.app).collect(),
@@ -116,8 +116,8 @@ COMMANDS = {
     "check": ("check", "--max-age", "1h"),
     "release": ("release", KEY),
     "release_all": ("release", "--task", "shop.sync"),
-    "hold": ("hold", KEY, "--for", "1m"),
-    "unhold": ("unhold", KEY),
+    "pause": ("pause", KEY, "--for", "1m"),
+    "resume": ("resume", KEY),
 }
 
 
@@ -205,7 +205,7 @@ VISITS = {
     "list": lambda: client.get(page),
     "statistics": lambda: client.get(page + "statistics/", {"task": "shop.sync"}),
     "release": lambda: client.post(page + "release/", {"key": key, "verb": "release"}),
-    "unhold": lambda: client.post(page + "release/", {"unhold": key, "verb": "unhold"}),
+    "resume": lambda: client.post(page + "release/", {"resume": key, "verb": "resume"}),
 }
 visit, statuses = VISITS[os.environ["VISIT"]], set()
 visit()
@@ -222,7 +222,7 @@ print(json.dumps([sorted(statuses), len(looker.client_list(_type="normal")) - 1,
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("visit", "status"), [("list", 200), ("statistics", 200), ("release", 302), ("unhold", 302)])
+@pytest.mark.parametrize(("visit", "status"), [("list", 200), ("statistics", 200), ("release", 302), ("resume", 302)])
 def test_pages_of_the_admin(tmp_path: Path, visit: str, status: int) -> None:
     """Hundreds of visits of a page of Django's admin need one connection."""
     pytest.importorskip("django")

@@ -257,16 +257,16 @@ def test_viewer(site: Site, open_browser: Callable[[str], Browser]) -> None:
 
 
 def test_picture(site: Site, open_browser: Callable[[str], Browser], killed: str) -> None:
-    """The list fits into the documentation: a body that runs and has met a duplicate, a killed one, and a hold."""
+    """The list fits into the documentation: a body that runs and has met a duplicate, a killed one, and a pause."""
     body = site.send(CLOSE, "picture")
     site.lock_of(body)
     site.send(CLOSE, "picture", "again")
-    locks.hold(site.app, 3600, task=REPORT)
+    locks.pause(site.app, 3600, task=REPORT)
     try:
         until(lambda: site.lock_of(body).duplicates, "the duplicate is counted")
         picture = open_browser("root").screenshot()
     finally:
-        locks.unhold(site.app, task=REPORT)
+        locks.resume(site.app, task=REPORT)
         site.end("picture")
     assert (b"\x89PNG", True) == (picture[:4], len(picture) < 200_000)
     if path := os.environ.get("DJANGO_PICTURE"):
@@ -321,7 +321,7 @@ def test_buttons(site: Site) -> None:
 def test_csrf(site: Site) -> None:
     """A form of another site releases nothing."""
     key = site.leave_lock("worker-1@local")
-    for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"unhold": key, "verb": "unhold"}):
+    for form in ({"key": key, "verb": "release"}, {"key": key, "verb": "force"}, {"resume": key, "verb": "resume"}):
         assert 403 == site.client("root").post_bare(RELEASE, **form).status
     assert locks.show(site.app, key)
 
@@ -367,28 +367,28 @@ def test_free_lock(site: Site) -> None:
 def test_no_key(site: Site) -> None:
     """Something that is no key is refused in a message."""
     client = site.client("root")
-    for form in ({"key": "nonsense"}, {"unhold": "nonsense", "verb": "unhold"}):
+    for form in ({"key": "nonsense"}, {"resume": "nonsense", "verb": "resume"}):
         assert 302 == client.post(RELEASE, **form).status
         assert "&#x27;nonsense&#x27; is no key of a lock of this app" in client.get(LIST).text
 
 
-def test_hold(site: Site, open_browser: Callable[[str], Browser]) -> None:
-    """An operator's hold of a whole task is listed, and ended by its button when the user has confirmed that."""
-    locks.hold(site.app, 60, task=REPORT)
+def test_pause(site: Site, open_browser: Callable[[str], Browser]) -> None:
+    """An operator's pause of a whole task is listed, and ended by its button when the user has confirmed that."""
+    locks.pause(site.app, 60, task=REPORT)
     key, browser = site.key(REPORT, "*"), open_browser("operator")
-    assert "operator’s hold" in browser.text_of_row(key)
-    browser.click_in_row(key, "End hold…")
+    assert "paused" in browser.text_of_row(key)
+    browser.click_in_row(key, "Resume…")
     assert key in browser.text("#content")
     assert list(locks.list(site.app, REPORT)), "it was only asked"
     browser.click("Back to the list")
-    browser.click_in_row(key, "End hold…")
-    browser.click("End the hold")
-    assert browser.text(".messagelist .success").startswith("The hold was ended")
-    assert "operator’s hold" not in browser.text("#result_list")
+    browser.click_in_row(key, "Resume…")
+    browser.click("Resume")
+    assert browser.text(".messagelist .success").startswith("The pause was ended")
+    assert "paused" not in browser.text("#result_list")
     assert [] == [*locks.list(site.app, REPORT)]
     client = site.client("operator")
-    client.post(RELEASE, unhold=key, verb="unhold")
-    assert "There is no hold" in client.get(LIST).text
+    client.post(RELEASE, resume=key, verb="resume")
+    assert "There is no pause" in client.get(LIST).text
 
 
 def test_filters_after_an_action(site: Site, open_browser: Callable[[str], Browser]) -> None:
@@ -503,7 +503,7 @@ def test_store_away(site: Site, line: str, said: str) -> None:
         client = WebClient(address, "root", PASSWORD)
         for page in (client.get(LIST), client.get(STATISTICS)):
             assert (200, True) == (page.status, said in page.text), page.text
-        for form in ({"key": site.key(CLOSE, "0" * 32)}, {"unhold": site.key(CLOSE, "*"), "verb": "unhold"}):
+        for form in ({"key": site.key(CLOSE, "0" * 32)}, {"resume": site.key(CLOSE, "*"), "verb": "resume"}):
             assert 302 == client.post(RELEASE, **form).status
             assert said in client.get("/admin/").text
 

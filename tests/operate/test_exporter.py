@@ -260,7 +260,9 @@ def test_numbers(worked: Any) -> None:
 def test_present(worked: Any) -> None:
     """The gauges tell of the lease that exists now, in seconds since 1970, and of the server."""
     value = worked[2].value
-    assert {"running": 1, "queued": 0, "held": 0} == {one: value("leases", "long", state=one) for one in STATES}
+    assert {"running": 1, "queued": 0, "cooldown": 0, "paused": 0} == {
+        one: value("leases", "long", state=one) for one in STATES
+    }
     assert 2 == value("blocked_duplicates", "long")
     assert time.time() - 600 < value("oldest_lease_start_timestamp_seconds", "long") <= time.time()
     assert (0, 0) == tuple(value("oldest_lease_start_timestamp_seconds", one) for one in ("skip", "skip_value"))

@@ -75,11 +75,11 @@ def test_show_by_any_name(app: Celery, name: str) -> None:
 
 
 def test_show_all_that_keeps_it_from_starting(app: Celery) -> None:
-    """By its digest, a signature is shown with all its slots, and with the hold of its whole task."""
+    """By its digest, a signature is shown with all its slots, and with the pause of its whole task."""
     acquire(app, limit=2)
     acquire(app, task_id="second", limit=2)
     acquire(app, "b")
-    locks.hold(app, 60, task=TASK)
+    locks.pause(app, 60, task=TASK)
     assert 3 == len(locks.show(app, "a" * 32))
     assert 4 == len(locks.show(app, TASK))
 
@@ -148,11 +148,11 @@ def test_unknown_node(app: Celery, words: tuple[str, ...]) -> None:
 def test_terminal_is_not_steered(app: Celery, words: tuple[str, ...]) -> None:
     """Escapes and line ends in the id of a task, in the name of a node and in a reason are shown as text."""
     wanted = acquire(app, task_id=EVIL, node=f"{EVIL}@host")
-    locks.hold(app, 60, task=TASK, by=EVIL, reason=EVIL)
+    locks.pause(app, 60, task=TASK, by=EVIL, reason=EVIL)
     done = command(app, *[wanted.lock if word == "KEY" else word for word in words])
     assert "\x1b" not in done.output
     assert "a\\x1b[2J\\nb" in done.output
-    assert EVIL not in f"{Holder(EVIL, EVIL, 1, 2.0, 3.0)} {Holder(state='held', by=EVIL)}"
+    assert EVIL not in f"{Holder(EVIL, EVIL, 1, 2.0, 3.0)} {Holder(state='paused', by=EVIL)}"
 
 
 # -- widths and units ---------------------------------------------------------------------------
@@ -164,18 +164,18 @@ def test_wide_characters(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> 
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     key = f"singleton:{{{'商店' * 20}}}:lock:{'0' * 32}"
-    text = output.table_text(("TASK", "STATE", "KEY"), [("商店" * 20, "running", key), ("b", "held", "k")])
+    text = output.table_text(("TASK", "STATE", "KEY"), [("商店" * 20, "running", key), ("b", "paused", "k")])
     plain = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in text.splitlines()]
     assert plain[1].endswith(key)
     assert "商店" * 20 + "  running" in plain[1]
-    assert "b" + " " * 81 + "held" in plain[2]
+    assert "b" + " " * 81 + "paused" in plain[2]
 
 
 def test_one_unit(app: Celery) -> None:
     """Times are written in one way everywhere: `1h30m`."""
     assert "task a on n (pid 1, for 1h30m, expires in 28s)" == str(Holder("a", "n", 1, 5400.1, 28.3))
-    refused = command(app, "hold", "--task", TASK, "--for", "400d")
-    assert "a hold of 400d must be longer than 0, and at most 366d" in refused.output
+    refused = command(app, "pause", "--task", TASK, "--for", "400d")
+    assert "a pause of 400d must be longer than 0, and at most 366d" in refused.output
     shown = json.loads(command(app, "list", "--json").output)
     assert [] == shown
 

@@ -256,7 +256,7 @@ def test_too_long(env: WorkerEnvironment) -> None:
     env.let_go()
 
 
-def test_during_a_hold(env: WorkerEnvironment) -> None:
+def test_during_a_cooldown(env: WorkerEnvironment) -> None:
     """During `lock_at_least` a duplicate ends at once with the last result."""
     assert "done" == env.get(env.job("join_throttled").delay(env.tag))
     other = env.job("join_throttled").apply_async((env.tag, "sleep"))

@@ -21,7 +21,7 @@ from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Event, Recorder
 from tests.integration.tasks import Boom, lock_tag, perform
-from tests.pairs import ALLOWED, CAP, HOLD, LIVE, TRIES, Pair, add_pairs, case_of, task_name
+from tests.pairs import ALLOWED, CAP, COOLDOWN, LIVE, TRIES, Pair, add_pairs, case_of, task_name
 from tests.servers import RedisServer, until
 
 #: Value of `on_duplicate` -> what becomes of a call that meets a running body.
@@ -230,12 +230,12 @@ class Case:
         if self.outcome == "runs after":
             assert start["at"] > min(self.ended(result)[0]["at"] for result in running)
         if self.outcome == "runs after" and self.has("lock_at_least"):
-            assert start["at"] > sent + HOLD
+            assert start["at"] > sent + COOLDOWN
 
     def check_end(self) -> None:
         """The lock is free, or held after a success, and nothing is left but what expires, or is kept for each task name."""
         if self.has("lock_at_least") and self.is_locked:
-            assert "held" == until(lambda: self.task.lock_holder(self.tag), "a hold").state
+            assert "cooldown" == until(lambda: self.task.lock_holder(self.tag), "a cooldown").state
             self.task.force_unlock(self.tag)
         until(lambda: not self.store.exists(self.key), "the lock is free")
         base = self.key.partition("lock:")[0]
@@ -329,24 +329,24 @@ def test_publish_of_a_task_that_may_not_start(env: WorkerEnvironment) -> None:
     assert 1 == len(env.starts())
 
 
-def test_publish_in_a_hold(env: WorkerEnvironment) -> None:
-    """While a success holds the signature, a call is not published, and returns the result of that success."""
+def test_publish_in_a_cooldown(env: WorkerEnvironment) -> None:
+    """In the cooldown of a success, a call is not published, and returns the result of that success."""
     task = env.job("other.publish_held")
     first = task.delay(env.tag, "return")
     assert "done" == env.get(first)
     again = task.delay(env.tag, "return")
-    assert (first.id, "held") == (again.id, again.duplicate.state)
+    assert (first.id, "cooldown") == (again.id, again.duplicate.state)
     assert "done" == env.get(again)
 
 
-def test_line_that_meets_a_hold(env: WorkerEnvironment) -> None:
-    """A message that joins the line during a hold runs at the end of the hold, however long `lock_ttl` is."""
+def test_line_that_meets_a_cooldown(env: WorkerEnvironment) -> None:
+    """A message that joins the line during a cooldown runs at its end, however long `lock_ttl` is."""
     task, sent = env.job("other.wait_held"), time.monotonic()
     assert "done" == env.get(task.delay(env.tag, "return"))
     assert "held" == state_of(env, "other.wait_held")
     assert "done" == env.get(task.delay(env.tag, "return"))
     second = env.starts()[1]["at"]
-    assert sent + HOLD < second < sent + LONGEST_COPY_DELAY
+    assert sent + COOLDOWN < second < sent + LONGEST_COPY_DELAY
 
 
 def test_line_behind_a_capped_body(env: WorkerEnvironment) -> None:
@@ -396,7 +396,7 @@ def test_policy_that_is_chosen_twice(env: WorkerEnvironment) -> None:
 
 
 def test_body_without_a_lock(env: WorkerEnvironment, own_store: RedisServer) -> None:
-    """A run without a lock, as the store is away, leaves no hold, is no start that counts, and has no cap."""
+    """A run without a lock, as the store is away, leaves no cooldown, is no start that counts, and has no cap."""
     task, capped = env.job("other.unlocked"), env.job("other.unlocked_capped")
     own_store.pause()
     try:
@@ -411,8 +411,8 @@ def test_body_without_a_lock(env: WorkerEnvironment, own_store: RedisServer) -> 
     assert isinstance(env.error(capped.delay(env.tag, "sleep", 60.0)), LockLost)
 
 
-def test_own_retry_and_a_hold(env: WorkerEnvironment) -> None:
-    """An own retry leaves no hold; the success after it leaves one."""
+def test_own_retry_and_a_cooldown(env: WorkerEnvironment) -> None:
+    """An own retry leaves no cooldown; the success after it leaves one."""
     job = env.job("other.retry_held")
 
     def attempt(seconds: float) -> tuple[str, Any] | None:
@@ -424,7 +424,7 @@ def test_own_retry_and_a_hold(env: WorkerEnvironment) -> None:
 
     tag, result = in_time(attempt)
     assert "done" == env.get(result)
-    assert "held" == job.lock_holder(tag).state  # type: ignore[attr-defined]
+    assert "cooldown" == job.lock_holder(tag).state  # type: ignore[attr-defined]
 
 
 def test_own_retry_is_a_start(env: WorkerEnvironment) -> None:
@@ -434,8 +434,8 @@ def test_own_retry_is_a_start(env: WorkerEnvironment) -> None:
     assert 2 == len(env.starts())
 
 
-def test_hold_of_a_group(env: WorkerEnvironment) -> None:
-    """A success holds the signature for the whole group."""
+def test_cooldown_of_a_group(env: WorkerEnvironment) -> None:
+    """A success leaves a cooldown for the whole group."""
     assert "done" == env.get(env.job("other.held").delay(env.tag, "return"))
     assert env.get(env.job("other.also_held").delay(env.tag, "return")) is None
 

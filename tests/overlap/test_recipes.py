@@ -180,7 +180,7 @@ class TestHourlyReport:
 
 
 def test_refresh_rates(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder) -> None:
-    """After a failure the next call runs at once, after a success only once the hold has ended."""
+    """After a failure the next call runs at once, after a success only once the cooldown has ended."""
     recorder.raise_flag("download_rates.fail")
     assert isinstance(env.error(page.refresh_rates.delay()), OSError)
     assert page.refresh_rates.lock_holder() is None
@@ -188,7 +188,7 @@ def test_refresh_rates(env: WorkerEnvironment, page: SimpleNamespace, recorder: 
     sent = time.monotonic()
     env.get(page.refresh_rates.delay())
     skipped(env, page.refresh_rates)
-    until(lambda: page.refresh_rates.lock_holder() is None, "the hold has ended")
+    until(lambda: page.refresh_rates.lock_holder() is None, "the cooldown has ended")
     env.get(page.refresh_rates.delay())
     times = [start["at"] for start in starts(recorder, "download_rates")]
     assert 3 == len(times)

@@ -330,7 +330,7 @@ def test_own_retry(env: WorkerEnvironment) -> None:
     assert ["held", "done"] == [env.get(second), env.get(first)]
 
 
-def test_hold(env: WorkerEnvironment) -> None:
+def test_cooldown(env: WorkerEnvironment) -> None:
     """During `lock_at_least` nobody is asked to stop; the newcomer runs after it."""
     sent = time.monotonic()
     first = env.job("replace_throttled").delay(env.tag)

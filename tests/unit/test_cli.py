@@ -148,7 +148,7 @@ def test_keys_stay_whole(terminal: str) -> None:
     """A key is in one line, whatever the output is; only on a capable terminal with rich there are colours."""
     if terminal == "xterm":
         pytest.importorskip("rich")
-    text = output.table_text(("STATE", "KEY"), [("running", KEY), ("held", "b")])
+    text = output.table_text(("STATE", "KEY"), [("running", KEY), ("cooldown", "b")])
     assert 3 == len(text.splitlines())
     assert KEY in text
     assert (terminal == "xterm") is ("\x1b[" in text)

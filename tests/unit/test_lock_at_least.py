@@ -31,10 +31,10 @@ def _forget_results(app: Any) -> None:
     app.backend.client.cache.clear()
 
 
-def remaining_hold(task: Any) -> float:
+def remaining_cooldown(task: Any) -> float:
     """Return for how many seconds nobody may run the task, though no body runs."""
     holder = assert_held(task)
-    assert ("held", "id-1") == (holder.state, holder.task_id)
+    assert ("cooldown", "id-1") == (holder.state, holder.task_id)
     return holder.remaining
 
 
@@ -56,10 +56,10 @@ def test_held_after_a_success(singleton: Singleton, store: FakeStore, clock: Mov
     with recorded(signals.lock_released) as released:
         assert "ran" == run("id-1")
     assert ["lock_released"] == released
-    assert 3579 < remaining_hold(task) <= 3580
+    assert 3579 < remaining_cooldown(task) <= 3580
     duplicate = run("id-2")
     assert isinstance(duplicate, DuplicateTask)
-    assert "held" == duplicate.holder.state
+    assert "cooldown" == duplicate.holder.state
     clock.advance(3580)
     assert "ran" == run("id-3")
 
@@ -76,7 +76,7 @@ def test_nothing_is_held_after_a_long_body(singleton: Singleton, store: FakeStor
 
 
 @pytest.mark.parametrize("end", ["failure", "retry", "loss", "revocation"])
-def test_no_hold_without_a_success(singleton: Singleton, store: FakeStore, clock: MovableClock, end: str) -> None:
+def test_no_cooldown_without_a_success(singleton: Singleton, store: FakeStore, clock: MovableClock, end: str) -> None:
     """A failure, a retry, or a lost lease frees the lock at once."""
 
     @singleton(name="x", bind=True, lock_at_least=3600, lock_ttl=30)
@@ -95,8 +95,8 @@ def test_no_hold_without_a_success(singleton: Singleton, store: FakeStore, clock
     assert_free(task)
 
 
-def test_hold_of_a_pending_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
-    """A release that comes late leaves the rest of the hold; one that comes too late leaves none."""
+def test_cooldown_of_a_pending_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
+    """A release that comes late leaves the rest of the cooldown; one that comes too late leaves none."""
 
     @singleton(name="x", lock_at_least=100, lock_ttl=1000)
     def task() -> None:
@@ -108,20 +108,20 @@ def test_hold_of_a_pending_release(singleton: Singleton, store: FakeStore, clock
         store.failure = None
         renew_due(task)
         if rest:
-            assert rest - 1 < remaining_hold(task) <= rest
+            assert rest - 1 < remaining_cooldown(task) <= rest
             clock.advance(rest)
         assert_free(task)
 
 
-def test_hold_of_an_unanswered_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
-    """A release that was executed without an answer, and is sent again, leaves the same hold."""
+def test_cooldown_of_an_unanswered_release(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
+    """A release that was executed without an answer, and is sent again, leaves the same cooldown."""
 
     @singleton(name="x", bind=True, lock_at_least=100)
     def task(self: Any) -> None:
         request = self.lease._state.request
 
         def release() -> None:
-            MemoryStore.release(store, request, True, kept=Kept("held", 100.0))
+            MemoryStore.release(store, request, True, kept=Kept("cooldown", 100.0))
             raise StoreUnavailable("no answer")
 
         store.on_release = [release]
@@ -129,11 +129,11 @@ def test_hold_of_an_unanswered_release(singleton: Singleton, store: FakeStore, c
     deliver(task)
     clock.advance(40)
     renew_due(task)
-    assert 59 < remaining_hold(task) <= 60
+    assert 59 < remaining_cooldown(task) <= 60
 
 
 def test_body_that_outlives_lock_at_most(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
-    """A body that outlives its option loses its lease, whose lock it still releases; no hold follows."""
+    """A body that outlives its option loses its lease, whose lock it still releases; no cooldown follows."""
     seen: list[Any] = []
 
     @singleton(name="x", bind=True, lock_ttl=30, lock_at_least=5, lock_at_most=60)
@@ -165,8 +165,8 @@ def published(task: Any, outcome: Callable[[], Any]) -> tuple[str, float]:
     return state, (datetime.fromisoformat(headers["eta"]) - datetime.now(timezone.utc)).total_seconds()
 
 
-def test_retry_comes_back_after_the_hold(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
-    """A postponed duplicate of a hold comes back for its end."""
+def test_retry_comes_back_after_the_cooldown(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
+    """A postponed duplicate in a cooldown comes back for its end."""
 
     @singleton(name="x", lock_at_least=600, on_duplicate="retry")
     def task() -> None: ...
@@ -180,7 +180,7 @@ def test_retry_comes_back_after_the_hold(singleton: Singleton, store: FakeStore,
 REDELIVERED = {"delivery_info": {"redelivered": True}}
 
 
-def test_redelivery_of_a_success_meets_its_hold(
+def test_redelivery_of_a_success_meets_its_cooldown(
     singleton: Singleton, store: FakeStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A redelivered message that had not waited is dropped if its first delivery stored SUCCESS."""
@@ -200,10 +200,10 @@ def test_redelivery_of_a_success_meets_its_hold(
 
 
 @pytest.mark.parametrize("options", [{"ignore_result": True}, {}], ids=["no result", "died before its result"])
-def test_redelivery_of_an_unknown_outcome_meets_its_hold(
+def test_redelivery_of_an_unknown_outcome_meets_its_cooldown(
     singleton: Singleton, store: FakeStore, app: Any, clock: MovableClock, options: Any
 ) -> None:
-    """Where no success is stored, a redelivery runs after the hold: its first delivery may have died after its body."""
+    """Where no success is stored, a redelivery runs after the cooldown: its first delivery may have died after its body."""
     ran = []
 
     @singleton(name="x", lock_at_least=600, **options)
@@ -235,7 +235,7 @@ def test_backend_that_cannot_be_asked(singleton: Singleton, store: FakeStore, mo
 
 
 def test_task_id_that_is_used_again(singleton: Singleton, store: FakeStore) -> None:
-    """New work under the task id of a hold is a duplicate, which the policy decides about."""
+    """New work under the task id of a cooldown is a duplicate, which the policy decides about."""
 
     @singleton(name="x", lock_at_least=600, on_duplicate="retry")
     def task() -> None: ...
@@ -248,8 +248,8 @@ def test_task_id_that_is_used_again(singleton: Singleton, store: FakeStore) -> N
 
 
 @pytest.mark.parametrize(("least", "most"), [(10, 10), (10, 5), (3600.0, 60.0)])
-def test_hold_that_outlives_the_lease_is_refused(make_app: MakeApp, least: float, most: float) -> None:
-    """`lock_at_most` must be above `lock_at_least`, as a lost lease leaves no hold."""
+def test_cooldown_that_outlives_the_lease_is_refused(make_app: MakeApp, least: float, most: float) -> None:
+    """`lock_at_most` must be above `lock_at_least`, as a lost lease leaves no cooldown."""
     cls = type("X", (SingletonTask,), {"name": "x", "lock_at_least": least, "lock_at_most": most})
     task = make_app().register_task(cls())
     with pytest.raises(ConfigurationError, match=r"task x: lock_at_most=.* with lock_at_least=.* it must be above"):

@@ -99,7 +99,7 @@ def test_policy_that_a_callable_chooses(app: Celery) -> None:
 
 
 def test_run_without_a_store(singleton: Any, store: FakeStore) -> None:
-    """A run without a lock, as the store is away, leaves no hold, counts as no start, and has no cap."""
+    """A run without a lock, as the store is away, leaves no cooldown, counts as no start, and has no cap."""
     leases = []
 
     @singleton(
@@ -120,7 +120,7 @@ def test_run_without_a_store(singleton: Any, store: FakeStore) -> None:
     assert_free(task)
     assert "ran" == deliver(task, task_id="id-2").retval
     assert [False, True] == [lease.protected for lease in leases]
-    assert ("held", "id-2") == (assert_held(task).state, assert_held(task).task_id)
+    assert ("cooldown", "id-2") == (assert_held(task).state, assert_held(task).task_id)
 
 
 def test_table_of_the_page() -> None:

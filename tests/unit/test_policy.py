@@ -141,9 +141,9 @@ def test_delay_grows_up_to_its_bounds() -> None:
 
 
 @pytest.mark.parametrize("remaining", [0.5, 7.0, 1800.0])
-def test_comes_back_after_a_hold(remaining: float) -> None:
-    """A retry comes back no earlier than a hold ends, unless max_wait ends before; it then fails."""
-    held = Holder("id-1", remaining=remaining, state="held")
+def test_comes_back_after_a_cooldown(remaining: float) -> None:
+    """A retry comes back no earlier than a cooldown ends, unless max_wait ends before; it then fails."""
+    held = Holder("id-1", remaining=remaining, state="cooldown")
     for _ in range(50):
         decision = RetryLater(delay=5, jitter=0.2).decide(Duplicate(held))
         assert isinstance(decision, RunLater)

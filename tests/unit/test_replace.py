@@ -63,8 +63,8 @@ def test_grace(asked: float, within: float, terminate: bool) -> None:
 
 
 def test_who_is_terminated() -> None:
-    """Only a body that runs is terminated: not a message that waits, nor a hold, nor with an endless time of grace."""
-    for state in ("queued", "held"):
+    """Only a body that runs is terminated: not a message that waits, nor a cooldown, nor with an endless time of grace."""
+    for state in ("queued", "cooldown"):
         duplicate = Duplicate(Holder("id-1", state=state), asked=20.0)
         assert Enqueue(1, True, stop=True, within=3600.0) == Replace().decide(duplicate)
     endless = Replace(grace=math.inf, max_wait=math.inf).decide(Duplicate(HOLDER, asked=1e6))

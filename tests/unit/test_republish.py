@@ -333,7 +333,7 @@ def test_timeout_of_the_broker_that_is_read(app: Celery) -> None:
 @pytest.mark.parametrize(
     "policy", [RetryLater(delay=7200, max_delay=7200, max_wait=7200), "retry", "wait", "join"], ids=str
 )
-@pytest.mark.parametrize("holder", ["body", "hold", "operator"])
+@pytest.mark.parametrize("holder", ["body", "cooldown", "operator"])
 def test_no_delay_is_longer(
     make_app: MakeApp, policy: Any, holder: str, same: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,7 +356,7 @@ def test_no_delay_is_longer(
 
 def holder_for(kind: str, task_id: str) -> Holder:
     """Return a holder who keeps the lock for two hours."""
-    state = "running" if kind == "body" else "held"
+    state = {"body": "running", "operator": "paused"}.get(kind, "cooldown")
     return Holder("" if kind == "operator" else task_id, remaining=7200.0, state=state)
 
 

@@ -24,8 +24,8 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 Found = TypeVar("Found")
 
 
-def _holds_first(lock: Any) -> Any:
-    return not lock.holder.is_operators_hold, lock.since
+def _pauses_first(lock: Any) -> Any:
+    return lock.holder.state != "paused", lock.since
 
 
 #: What the names of our URLs begin with; Django's own pages link to `…_changelist`.
@@ -75,7 +75,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         self._require(self._has(request, "view"))
         app = current_app._get_current_object()
         task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
-        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=_holds_first)))
+        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=_pauses_first)))
         tasks, found = read or ((), [])
         wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
         page = Paginator(wanted, self.list_per_page).get_page(request.GET.get("p"))
@@ -112,12 +112,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         )
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask the holder's node and show what it says; release the lock, or end a hold, when the user has confirmed that."""
+        """Ask the holder's node and show what it says; release the lock, or end a pause, when the user has confirmed that."""
         self._require(self.has_release_permission(request))
         if request.method != "POST":  # of a user who has had to log in again
             return self._to_list(request)
-        if "unhold" in request.POST:
-            return self._unhold(request, request.POST["unhold"])
+        if "resume" in request.POST:
+            return self._resume(request, request.POST["resume"])
         key, verb = request.POST.get("key", ""), request.POST.get("verb")
         self._require(verb != "force" or self.has_force_permission(request))
         app, task_id = current_app._get_current_object(), request.POST.get("task_id", "")
@@ -132,12 +132,12 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
     # -- parts of them -------------------------------------------------------------------------
 
-    def _unhold(self, request: HttpRequest, key: str) -> HttpResponse:
-        if request.POST.get("verb") != "unhold":
-            return self._page(request, "release", "End a hold", key=key, back=_back(request))
-        ended = self._ask(request, lambda: locks.unhold(current_app._get_current_object(), key))
+    def _resume(self, request: HttpRequest, key: str) -> HttpResponse:
+        if request.POST.get("verb") != "resume":
+            return self._page(request, "release", "End a pause", key=key, back=_back(request))
+        ended = self._ask(request, lambda: locks.resume(current_app._get_current_object(), key))
         if ended is not None:
-            self._tell(request, key, "the hold was ended" if ended else "there is no hold", ended)
+            self._tell(request, key, "the pause was ended" if ended else "there is no pause", ended)
         return self._to_list(request)
 
     def _tell(self, request: HttpRequest, key: str, what: str, has_changed: bool) -> None:

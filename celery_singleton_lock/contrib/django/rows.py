@@ -19,7 +19,7 @@ def contains(lock: Lock, text: str) -> bool:
 def row_of(lock: Lock) -> dict[str, Any]:
     """Return a row of the list."""
     held = {"age": _span(lock.holder.age), "remaining": _span(lock.holder.remaining), "since": _time(lock.since)}
-    return {"lock": lock, "is_hold": lock.holder.is_operators_hold, **held}
+    return {"lock": lock, **held}
 
 
 def sums_of(found: Statistics) -> dict[str, Any]:

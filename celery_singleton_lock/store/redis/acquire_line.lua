@@ -63,7 +63,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
                ticket .. ':message', message)
     redis.call('PEXPIRE', line, due + window)
     redis.call('PEXPIRE', waiting, due + window)
-    if owner and hold_left == 0 then redis.call('HSET', KEYS[1], 'line', 1) end
+    if owner and pause_left == 0 then redis.call('HSET', KEYS[1], 'line', 1) end
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
   local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false}
@@ -72,6 +72,6 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
   --@refused
   if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end
   if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
-  local left = hold_left > 0 and hold_left or redis.call('PTTL', KEYS[1])
+  local left = pause_left > 0 and pause_left or redis.call('PTTL', KEYS[1])
   return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7], unpack(place)}
 end

@@ -1,5 +1,5 @@
--- Asks a holder that runs to stop, or takes the place of a message with a reservation (see acquire_replaced.lua). A hold stays.
-if room ~= '' and owner and owner ~= ARGV[1] and owner ~= 'queued:line' and holder[2] ~= ARGV[3] and holder[7] ~= 'held' then
+-- Asks a holder that runs to stop, or takes the place of a message with a reservation (see acquire_replaced.lua). A cooldown and a pause stay.
+if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and holder[2] ~= ARGV[3] then
   local lasts = math.max(window, redis.call('PTTL', KEYS[1]))
   redis.call('ZREMRANGEBYSCORE', replaced, '-inf', now)
   redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2])

@@ -11,8 +11,8 @@ from celery_singleton_lock.store.protocol import (
     Kept,
     LeaseRequest,
     Place,
-    holds_key,
     line_keys,
+    pauses_key,
     record_keys,
     replaced_key,
     task_keys,
@@ -57,7 +57,7 @@ def script_call(
 def acquire_call(wanted: LeaseRequest, history: int | None) -> ScriptCall:
     """Return the call that acquires a lock. `history`: how many runs are kept; None: nothing is recorded."""
     lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
-    keys = (wanted.completed, *task_keys(wanted.base), holds_key(wanted.base))
+    keys = (wanted.completed, *task_keys(wanted.base), pauses_key(wanted.base))
     parts = [*_acquire_parts(wanted), *_acquire_records(wanted, history)]
     return _request_call("acquire", wanted, lock, keys, "1" if wanted.redelivered else "", parts)
 

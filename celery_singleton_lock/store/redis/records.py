@@ -1,4 +1,4 @@
-"""Reads the records that the scripts have written, and sets an operator's holds."""
+"""Reads the records that the scripts have written, and pauses tasks."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import holds_key, record_keys
+from celery_singleton_lock.store.protocol import pauses_key, record_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
 from celery_singleton_lock.store.redis.calls import ScriptCall, count_call, ms, page_call, script_call, sweep_call
 from celery_singleton_lock.store.redis.connection import Command
 
 #: About how many locks one call reads: a call that keeps the server busy for milliseconds would delay others.
 PAGE = "100"
-#: What the name of a hold is followed by in the field that says since when, by whom and why.
+#: What the name of a pause is followed by in the field that says since when, by whom and why.
 _ABOUT = ":about"
 #: How many task names are asked about in one round trip. The server may run all its calls before those of others.
 GROUP = 20
@@ -62,12 +62,12 @@ class RedisRecords:
 
     def locks(self, *bases: str) -> Iterator[Lock]:
         for some in _groups(bases):
-            holds = [Command("HGETALL", holds_key(base)) for base in some]
+            pauses = [Command("HGETALL", pauses_key(base)) for base in some]
             first = [page_call(base, "0", PAGE) for base in some]
-            replies = self._server.run_all([*holds, *first])
+            replies = self._server.run_all([*pauses, *first])
             pages = dict(zip(some, replies[len(some) :], strict=True))
             for base, found in zip(some, replies, strict=False):
-                yield from _holds_of(base, found, int(pages[base][1]) / 1000)
+                yield from _pauses_of(base, found, int(pages[base][1]) / 1000)
             yield from self._rest_of(pages)
 
     def _rest_of(self, pages: Mapping[str, Sequence[str]]) -> Iterator[Lock]:
@@ -104,14 +104,14 @@ class RedisRecords:
         runs = [run_of(base, one) for one in found]
         return sorted(runs, key=lambda run: run.ended, reverse=True)  # an expired one is noted late
 
-    def hold(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
-        self._server.run(script_call("hold", (holds_key(base),), (name, ms(seconds), f"{by}{SEPARATOR}{reason}")))
+    def pause(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
+        self._server.run(script_call("pause", (pauses_key(base),), (name, ms(seconds), f"{by}{SEPARATOR}{reason}")))
 
-    def unhold(self, base: str, name: str) -> bool:
-        ends = int(self._server.command("HGET", holds_key(base), name) or 0)
-        is_held = ends / 1000 > self._now()
-        self._server.command("HDEL", holds_key(base), name, name + _ABOUT)
-        return is_held
+    def resume(self, base: str, name: str) -> bool:
+        ends = int(self._server.command("HGET", pauses_key(base), name) or 0)
+        is_paused = ends / 1000 > self._now()
+        self._server.command("HDEL", pauses_key(base), name, name + _ABOUT)
+        return is_paused
 
     def server(self) -> Mapping[str, str]:
         lines = str(self._server.command("INFO")).splitlines()
@@ -127,21 +127,21 @@ def _groups(bases: Sequence[str]) -> Iterator[Sequence[str]]:
     return (bases[start : start + GROUP] for start in range(0, len(bases), GROUP))
 
 
-def _holds_of(base: str, found: Sequence[Any], now: float) -> Iterator[Lock]:
-    """Yield operators' holds."""
+def _pauses_of(base: str, found: Sequence[Any], now: float) -> Iterator[Lock]:
+    """Yield operators' pauses."""
     fields = dict(pairs(found))
     for name, ends in fields.items():
         remaining = 0.0 if name.endswith(_ABOUT) else int(ends) / 1000 - now
         if remaining > 0:
             since, _, about = fields.get(name + _ABOUT, "0").partition(SEPARATOR)
-            granted, (by, reason) = int(since) / 1000, told_of_hold(about)
+            granted, (by, reason) = int(since) / 1000, told_of_pause(about)
             age = max(0.0, now - granted)
-            holder = Holder(age=age, remaining=remaining, state="held", by=by, reason=reason)
+            holder = Holder(age=age, remaining=remaining, state="paused", by=by, reason=reason)
             yield Lock(task_of(base), f"{base}:lock:{name}", holder, since=granted)
 
 
-def told_of_hold(text: str) -> tuple[str, str]:
-    """Return who has set a hold, and why."""
+def told_of_pause(text: str) -> tuple[str, str]:
+    """Return who has paused it, and why."""
     by, _, reason = text.partition(SEPARATOR)
     return by, reason
 

@@ -36,7 +36,7 @@ from celery_singleton_lock.store.redis.calls import (
 )
 from celery_singleton_lock.store.redis.connection import Batch, Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool
-from celery_singleton_lock.store.redis.records import RedisRecords, told_of_hold
+from celery_singleton_lock.store.redis.records import RedisRecords, told_of_pause
 
 _RENEW_RESULTS = {result.value: result for result in RenewResult}
 
@@ -171,6 +171,6 @@ def _renewed(lease: LeaseRequest, answer: str) -> RenewResult:
 
 def _holder(reply: Sequence[Any]) -> Holder:
     task_id, node, pid, age, remaining, fence, state = reply
-    node, by, reason = ("", *told_of_hold(node)) if state == "held" and not task_id else (node, "", "")
+    node, by, reason = ("", *told_of_pause(node)) if state == "paused" else (node, "", "")
     times = max(0, age) / 1000, max(0, remaining) / 1000
     return Holder(task_id, node, int(pid), *times, int(fence or 0), state or "running", by, reason)
