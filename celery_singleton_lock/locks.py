@@ -40,7 +40,7 @@ _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)
 # -- what exists -------------------------------------------------------------------------------
 
 
-def list(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequence[Lock]:
+def find(app: Any, task: str = "", node: str = "", min_age: float = 0.0) -> Sequence[Lock]:
     """Return operators' pauses, and then the other locks that exist, in no order.
 
     Arguments:
@@ -91,15 +91,15 @@ def show(app: Any, key: str) -> Sequence[Lock]:
 def _named(app: Any, name: str) -> Sequence[Lock]:
     groups = _groups(app)
     if name in {*groups, *groups.values()}:
-        return list(app, name)
-    found = list(app)
+        return find(app, name)
+    found = find(app)
     if of_task := [lock for lock in found if lock.holder.task_id == name]:
         return of_task
     if is_digest(name):
         parts = (_parts(app, lock.key) for lock in found)
         keys = {f"{base}:lock:{digest}" for base, digest in parts if digest == name.removeprefix("lock:")}
         return [lock for key in sorted(keys) for lock in show(app, key)]
-    return list(app, name)  # a name that no worker has registered
+    return find(app, name)  # a name that no worker has registered
 
 
 def is_digest(name: str) -> bool:
@@ -259,7 +259,7 @@ def release_all(
     if not (task or node):
         raise ConfigurationError("name a task or a worker node")
     # All are found before their nodes are asked: a node does not know a task that starts after its answer.
-    found = [lock for lock in list(app, task, node) if lock.holder.state != "paused"]
+    found = [lock for lock in find(app, task, node) if lock.holder.state != "paused"]
     answers, store = answers_of(app, [lock.holder for lock in found], timeout), context_of(app).store
     done = []
     for lock, answer in zip(found, answers, strict=True):
@@ -274,7 +274,7 @@ def pause(app: Any, seconds: float, key: str = "", task: str = "", reason: str =
 
     Newcomers are duplicates of a holder with the state `paused`. A new pause replaces one of the same key or task. What waited
     in line before the pause starts up to its `lock_ttl`, at most a minute, after the end of the pause. The key of a slot stands
-    for all slots of its signature. Returns the key under which `list` shows the pause.
+    for all slots of its signature. Returns the key under which `find` shows the pause.
 
     Arguments:
         reason: why; others are shown it.
@@ -292,7 +292,7 @@ def pause(app: Any, seconds: float, key: str = "", task: str = "", reason: str =
             raise ConfigurationError(f"the {what} of a pause has more than {LONGEST_TEXT} characters, or U+001F")
     base, name = _paused(app, key, task)
     if (owner := task_of(base)) not in _groups(app).values():
-        _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `list` shows the pause
+        _reader(app).add_tasks(_tasks_key(app), {owner: owner})  # so that `find` shows the pause
     _reader(app).pause(base, name, seconds, by or this_user(), reason)
     return f"{base}:lock:{name}"
 

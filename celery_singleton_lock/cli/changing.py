@@ -102,7 +102,7 @@ def pause(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str
     paused = locks.pause(obj.app, seconds, key, task, reason, by)
     running: int | None = None
     if key or keeps_records(obj.app):
-        found = locks.show(obj.app, paused) if key else locks.list(obj.app, task)
+        found = locks.show(obj.app, paused) if key else locks.find(obj.app, task)
         running = sum(lock.holder.state == "running" for lock in found)
     count = "not known" if running is None else running
     until = time.time() + seconds

@@ -104,7 +104,7 @@ SORTS: dict[str, Callable[[Any], Any]] = {
 
 def chosen_locks(app: Any, task: str, node: str, min_age: float, sort: str) -> list[Any]:
     """Return the locks that the options of `lock_filters` choose, operators' pauses first."""
-    found = locks.list(app, task, node, min_age)
+    found = locks.find(app, task, node, min_age)
     return sorted(found, key=lambda lock: (lock.holder.state != "paused", SORTS[sort](lock)))
 
 
@@ -124,7 +124,7 @@ def refuse_unknown(app: Any, task: str, found: object, node: str = "") -> None:
         raise _NoAnswer(f"no worker has registered a task or lock group {task!r}")
     warn_if_unknown(app, task)
     if not found and node:
-        nodes = sorted({lock.holder.node for lock in locks.list(app)} - {""})
+        nodes = sorted({lock.holder.node for lock in locks.find(app)} - {""})
         listed = printable(", ".join(nodes)) or "none"
         click.echo(f"no locks on node {printable(node)}; nodes with locks: {listed}", err=True)
         raise click.exceptions.Exit(1)

@@ -81,7 +81,7 @@ def test_all_tasks_in_few_round_trips(app: Celery, counted: Sends, is_new: bool)
     if is_new:
         context_of(app).store.command("SCRIPT", "FLUSH")  # type: ignore[attr-defined]
         counted.count = 0
-    listed = {lock.key for lock in locks.list(app)}
+    listed = {lock.key for lock in locks.find(app)}
     assert counted.count <= 60 * (1 + is_new)
     counted.count = 0
     found = {one.task: one for one in locks.stats(app)}
@@ -98,8 +98,8 @@ def test_error_in_a_batch(app: Celery, counted: Sends) -> None:
     for key in ("singleton:{job.1}:pauses", "singleton:{job.2}:registry"):
         store.command("SET", key, "no hash")
     with pytest.raises(StoreError, match="WRONGTYPE"):
-        locks.list(app)
-    assert ["job.3-a"] == [lock.holder.task_id for lock in locks.list(app, "job.3")]
+        locks.find(app)
+    assert ["job.3-a"] == [lock.holder.task_id for lock in locks.find(app, "job.3")]
 
 
 def test_many_locks_of_one_task(app: Celery, counted: Sends) -> None:
@@ -112,7 +112,7 @@ def test_many_locks_of_one_task(app: Celery, counted: Sends) -> None:
         )
         store.acquire(wanted)
     counted.count = 0
-    assert 300 + len(NAMES) + 1 == len({lock.key for lock in locks.list(app)}) == len(locks.list(app))
+    assert 300 + len(NAMES) + 1 == len({lock.key for lock in locks.find(app)}) == len(locks.find(app))
     assert counted.count <= 2 * 70
 
 

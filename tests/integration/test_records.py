@@ -107,7 +107,7 @@ def test_duplicates(env: WorkerEnvironment, queue: str, name: str) -> None:
     env.hold(name, queue=queue, lock_options={"lock_ttl": 60})
     results = [env.job(name).apply_async((env.tag,), queue=queue) for _ in range(2)]
     until(lambda: counted(env, name).get(f"duplicates:{policy}", 0) == before + 2, "both are counted")
-    (lock,) = locks.list(env.app, f"job.{name}")
+    (lock,) = locks.find(env.app, f"job.{name}")
     assert 2 == lock.duplicates
     env.let_go()
     until(lambda: any(result.ready() for result in results), "one of them has ended")
@@ -123,7 +123,7 @@ def test_waited(env: WorkerEnvironment, queue: str) -> None:
     before = waits()
     env.hold("wait", queue=queue, lock_options={"lock_ttl": 60})
     result = env.job("wait").apply_async((env.tag,), queue=queue)
-    until(lambda: [lock for lock in locks.list(env.app, "job.wait") if lock.waiting], "it waits")
+    until(lambda: [lock for lock in locks.find(env.app, "job.wait") if lock.waiting], "it waits")
     env.let_go()
     env.get(result)
     assert before + 1 == waits()
@@ -349,10 +349,10 @@ def test_statistics_of_a_cooldown(env: WorkerEnvironment) -> None:
 
 def test_statistics_of_a_limit(env: WorkerEnvironment, queue: str) -> None:
     """The locks of several holders of a signature are listed one by one."""
-    until(lambda: not locks.list(env.app, "job.limit"), "what an earlier test has let go has ended")
+    until(lambda: not locks.find(env.app, "job.limit"), "what an earlier test has let go has ended")
     for _ in range(2):
         env.hold("limit", acts=("hold", "hold"), queue=queue)
     found: Statistics = locks.stats(env.app, "job.limit")[0]
     assert (2, {"running": 2}) == (found.held, dict(found.states))
-    assert 2 == len({lock.key for lock in locks.list(env.app, "job.limit")})
+    assert 2 == len({lock.key for lock in locks.find(env.app, "job.limit")})
     assert found.oldest > 1e9

@@ -32,7 +32,7 @@ def app(own_store: RedisServer) -> Iterator[Celery]:
         is_queued = digit == "b"
         store.acquire(LeaseRequest(BASE, digit * 32, token, 60.0, digit, "w1@host", 4711, queued=is_queued))
     yield app
-    for lock in locks.list(app):
+    for lock in locks.find(app):
         locks.release(app, lock.key, force=True)
     app.close()
 
@@ -49,7 +49,7 @@ def test_python(app: Celery) -> None:
     assert {"a": ("refused", "unreachable"), "b": ("released", "")} == {
         done.holder.task_id: (done.outcome, done.answer) for done in both if done.holder
     }
-    assert ["a"] == [lock.holder.task_id for lock in locks.list(app)]
+    assert ["a"] == [lock.holder.task_id for lock in locks.find(app)]
 
 
 @pytest.mark.parametrize("words", [(f"{BASE}:lock:{'a' * 32}",), ("--node", "w1@host")])

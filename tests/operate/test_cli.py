@@ -432,10 +432,10 @@ def test_release_all_of_a_task(env: WorkerEnvironment, celery: Run) -> None:
     assert told[env.key("raise_object")].startswith(
         f"refused: {env.worker.hostname()} runs this task; held by task {running.id}"
     )
-    assert {env.key("raise_object"), silent} == {lock.key for lock in locks.list(env.app, "job.raise_object")}
+    assert {env.key("raise_object"), silent} == {lock.key for lock in locks.find(env.app, "job.raise_object")}
     locks.release_all(env.app, node="nobody", task="job.raise_object", force=True)
     locks.release_all(env.app, node="gone@local", task="job.raise_object", force=True)
-    assert [env.key("raise_object")] == [lock.key for lock in locks.list(env.app, "job.raise_object")]
+    assert [env.key("raise_object")] == [lock.key for lock in locks.find(env.app, "job.raise_object")]
     none = celery(*words, "--node", "gone@local")
     assert (1, True) == (none.returncode, none.stderr.startswith("no locks on node gone@local; nodes with locks: "))
 
@@ -813,7 +813,7 @@ def test_wrong_keys(env: WorkerEnvironment, quick: Quick) -> None:
         for words in (["show"], ["release"], ["pause", "--for", "1s"], ["resume"], ["history"]):
             done = quick(*words, wrong)
             assert (3, True) == (done.exit_code, " is no key of a lock of this app: such a key " in done.output), wrong
-    assert [] == [lock for lock in locks.list(env.app) if lock.holder.state == "paused"]
+    assert [] == [lock for lock in locks.find(env.app) if lock.holder.state == "paused"]
     empty = quick("show", "")
     assert (3, True) == (empty.exit_code, empty.output.startswith("Error: no name, id or key is given"))
 

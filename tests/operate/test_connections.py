@@ -72,7 +72,7 @@ def shop() -> Iterator[Shop]:
 
 KEY = f"{BASE}:lock:{'0' * 32}"
 FUNCTIONS: dict[str, Callable[[Shop], Any]] = {
-    "list": lambda shop: locks.list(shop.app),
+    "find": lambda shop: locks.find(shop.app),
     "tasks": lambda shop: locks.tasks(shop.app),
     "show": lambda shop: locks.show(shop.app, KEY),
     "stats": lambda shop: locks.stats(shop.app),

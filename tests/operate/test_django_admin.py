@@ -379,13 +379,13 @@ def test_pause(site: Site, open_browser: Callable[[str], Browser]) -> None:
     assert "paused" in browser.text_of_row(key)
     browser.click_in_row(key, "Resume…")
     assert key in browser.text("#content")
-    assert list(locks.list(site.app, REPORT)), "it was only asked"
+    assert list(locks.find(site.app, REPORT)), "it was only asked"
     browser.click("Back to the list")
     browser.click_in_row(key, "Resume…")
     browser.click("Resume")
     assert browser.text(".messagelist .success").startswith("The pause was ended")
     assert "paused" not in browser.text("#result_list")
-    assert [] == [*locks.list(site.app, REPORT)]
+    assert [] == [*locks.find(site.app, REPORT)]
     client = site.client("operator")
     client.post(RELEASE, resume=key, verb="resume")
     assert "There is no pause" in client.get(LIST).text

@@ -56,7 +56,7 @@ def test_author_reason_and_since(app: Celery) -> None:
     """A pause tells who has set it, why and when; without a name, the user and the host of the process that did."""
     done = command(app, "pause", "--task", TASK, "--for", "2h", "--by", "ann", "--reason", "move of the\ndatabase")
     assert (0, True) == (done.exit_code, done.output.startswith(f"{TASK} is paused for 2h, until ")), done.output
-    (lock,) = locks.list(app)
+    (lock,) = locks.find(app)
     assert ("ann", "move of the\ndatabase") == (lock.holder.by, lock.holder.reason)
     assert (True, True) == (0 <= lock.holder.age < 60, abs(time.time() - lock.since) < 60)
     (as_json,) = json.loads(command(app, "list", "--json").output)
@@ -64,7 +64,7 @@ def test_author_reason_and_since(app: Celery) -> None:
     shown = command(app, "show", f"{BASE}:lock:*").output
     assert shown.startswith("held by an operator's pause (by ann, move of the\\ndatabase, for 0."), shown
     told = json.loads(command(app, "pause", "--task", TASK, "--for", "1h", "--json").output)
-    (lock,) = locks.list(app)
+    (lock,) = locks.find(app)
     assert ("", told["by"]) == (lock.holder.reason, lock.holder.by)
     assert "@" in lock.holder.by
     assert locks.resume(app, task=TASK)
@@ -76,7 +76,7 @@ def test_longest_reason(app: Celery) -> None:
     for reason in ("x" * 201, "a\x1fb"):
         done = command(app, "pause", "--task", TASK, "--for", "2h", "--reason", reason)
         assert (3, True) == (done.exit_code, "the reason of a pause" in done.output), done.output
-    assert [] == locks.list(app)
+    assert [] == locks.find(app)
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--min-age", "1h"), ("list", "--sort", "ttl")])

@@ -75,7 +75,7 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         self._require(self._has(request, "view"))
         app = current_app._get_current_object()
         task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
-        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.list(app, task), key=_pauses_first)))
+        read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.find(app, task), key=_pauses_first)))
         tasks, found = read or ((), [])
         wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
         page = Paginator(wanted, self.list_per_page).get_page(request.GET.get("p"))
