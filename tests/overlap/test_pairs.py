@@ -343,7 +343,7 @@ def test_line_that_meets_a_cooldown(env: WorkerEnvironment) -> None:
     """A message that joins the line during a cooldown runs at its end, however long `lock_ttl` is."""
     task, sent = env.job("other.wait_held"), time.monotonic()
     assert "done" == env.get(task.delay(env.tag, "return"))
-    assert "held" == state_of(env, "other.wait_held")
+    assert "cooldown" == state_of(env, "other.wait_held")
     assert "done" == env.get(task.delay(env.tag, "return"))
     second = env.starts()[1]["at"]
     assert sent + COOLDOWN < second < sent + LONGEST_COPY_DELAY
@@ -407,7 +407,7 @@ def test_body_without_a_lock(env: WorkerEnvironment, own_store: RedisServer) -> 
         own_store.resume()
     until(lambda: state_of(env, "other.unlocked") == "", "what was granted too late is free again")
     assert "done" == env.get(task.delay(env.tag, "return"))
-    assert "held" == state_of(env, "other.unlocked")
+    assert "cooldown" == state_of(env, "other.unlocked")
     assert isinstance(env.error(capped.delay(env.tag, "sleep", 60.0)), LockLost)
 
 
