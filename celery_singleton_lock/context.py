@@ -46,6 +46,7 @@ class ProcessContext:
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
         self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
         self.supervisor: Any = None
+        self.children_forward: Any = None  # in a prefork main process, `Outages.forward` of its children
 
     def _write(self) -> None:
         """Write a note that expires, to learn whether the store takes writes: one that is full, or a replica, answers reads."""
@@ -107,6 +108,8 @@ def _new_context(app: Any, single: bool) -> ProcessContext:
     context.access.has_worked = any(
         one.access.has_worked for one in parents if one.settings.url == context.settings.url
     )
+    for forward in [one.children_forward for one in parents if one.children_forward]:
+        context.outages.forward = forward
     return context
 
 

@@ -55,6 +55,7 @@ class EventLogger:
     def not_renewed(self, leases: Sequence[LeaseState], error: StoreError) -> None:
         if isinstance(error, StoreUnavailable):
             self.outages.failed(error)
+        self.outages.count("renew", error)
         self._tally.count(leases[0].request.base, "store_errors:renew")
         for state in leases:
             self._tally.count(state.request.base, "renewal_failures")

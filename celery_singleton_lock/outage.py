@@ -1,14 +1,15 @@
 """Reports an outage of the store once when it begins and once when it is over, however many calls fail meanwhile.
 
 Each process reports its own outages. While one lasts, a thread asks the store each second whether it takes writes again: a
-process may have no other reason to ask.
+process may have no other reason to ask. The main process of a prefork worker also counts what its children tell it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import native_lock
+from celery_singleton_lock.store.records import VERBS
 
 #: Seconds between two questions whether the store answers.
 LOOK_INTERVAL = 1.0
@@ -45,22 +47,42 @@ class Outages:
     ) -> None:
         self._probe, self._report, self._clock = probe, report, clock
         self.wake: Callable[[float], object] = lambda at: None  # has `look` called at this time
+        #: Tells the main process what this child counts: a name, and the error of a call.
+        self.forward: Callable[[str, StoreError | None], object] = lambda name, error: None
+        #: Tells others that an outage `began` or `ended`, and more; called in a thread that may log.
+        self.tell: Callable[[str, Mapping[str, Any]], object] = lambda what, fields: None
         self._mutex = native_lock()
         self._began = self._answers_since = math.inf
         self._ended = -math.inf
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()  # in this outage
+        self._errors: Counter[str] = Counter()  # since the process began
+        self._error = ""  # that the outage began with
+        self._is_told = False  # by a line in the log of this process
         self._lost: dict[str, tuple[str, str]] = {}  # token -> task, and who had its lock meanwhile
 
     def failed(self, error: StoreError, report: Callable[[Callable[[], object]], object] | None = None) -> None:
         """Note that a call got no answer: an outage begins, or goes on. `report` is for a thread that may log."""
+        if self._begin(error, is_told=True):
+            text = "The store of locks is unreachable: %s. Until it answers, lines about single tasks have level DEBUG"
+            (report or self._report)(partial(logger.warning, text, error))
+
+    def heard(self, name: str, error: StoreError | None) -> None:
+        """Note what a child has counted; its log tells of the outage."""
+        if isinstance(error, StoreUnavailable):
+            self._begin(error, is_told=False)
+        self.count(name, error)
+
+    def _begin(self, error: StoreError, is_told: bool) -> bool:
         with self._mutex:
             begins = self._began == math.inf
             self._began = min(self._began, self._clock())
             self._answers_since = math.inf
+            if begins:
+                self._error, self._is_told = str(error), is_told
         if begins:
-            text = "The store of locks is unreachable: %s. Until it answers, lines about single tasks have level DEBUG"
-            (report or self._report)(partial(logger.warning, text, error))
+            self._report(lambda: self.tell("began", {"error": str(error)}))
             self.wake(self._clock() + LOOK_INTERVAL)
+        return begins
 
     def log(self, log: Any, text: str, error: StoreError, *before: object) -> None:
         """Log a call that failed: at level DEBUG in an outage, as a WARNING if the store has refused it.
@@ -73,17 +95,39 @@ class Outages:
         else:
             log.warning(text, *before, error)
 
-    def count(self, name: str) -> None:
-        """Count a message that was `postponed` for the outage, or a task or message `without` a lock."""
+    def count(self, name: str, error: StoreError | None = None) -> None:
+        """Count a call that failed, by its verb.
+
+        In an outage, also a message that was `postponed` for it, a task or message `without` a lock, or a lease that was `lost`.
+        """
         with self._mutex:
-            self._counts[name] += 1
+            if self._began < math.inf:
+                self._counts[name] += 1
+            if name in VERBS:
+                self._errors[name] += 1
+        self.forward(name, error)
+
+    def status(self) -> dict[str, Any]:
+        """Return how many calls have failed in this process and its children, by verb, and the outage of now, for JSON."""
+        with self._mutex:
+            lasts = self._clock() - self._began
+            outage = None if lasts < 0 else {"since": time.time() - lasts, "error": self._error, **self._numbers()}
+            return {"errors": {verb: self._errors[verb] for verb in VERBS}, "outage": outage}
+
+    def _numbers(self) -> dict[str, int]:
+        counts = self._counts
+        errors = sum(counts[verb] for verb in VERBS)
+        others = {"postponed": counts["postponed"], "without_lock": counts["without"], "lost": counts["lost"]}
+        return {"store_errors": errors, **others}
 
     def lost(self, state: LeaseState) -> None:
         """Note a lease that was lost in the outage."""
         with self._mutex:
-            if self._began < math.inf:
-                task = f"{getattr(state.task, 'name', state.task)}[{state.request.task_id}]"
-                self._lost[state.request.token] = task, ""
+            if self._began == math.inf:
+                return
+            task = f"{getattr(state.task, 'name', state.task)}[{state.request.task_id}]"
+            self._lost[state.request.token] = task, ""
+        self.count("lost")
 
     def found(self, state: LeaseState, was_alone: bool) -> None:
         """Note whether another task had the lock of a lease that was lost in the outage."""
@@ -107,9 +151,12 @@ class Outages:
             if not self._is_over():
                 return self._clock() + LOOK_INTERVAL
             text, arguments = self._summary()
-            self._ended, self._began = self._answers_since, math.inf
+            ended = {"seconds": self._answers_since - self._began, **self._numbers()}
+            is_told, self._ended, self._began = self._is_told, self._answers_since, math.inf
             self._counts, self._lost = Counter(), {}
-        self._report(partial(logger.warning, text, *arguments))
+        if is_told:
+            self._report(partial(logger.warning, text, *arguments))
+        self._report(lambda: self.tell("ended", ended))
         return math.inf
 
     def _note_answer(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,9 +108,9 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
         logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
         return None
     known: dict[str, list[tuple[str, int | None]]] = {}
-    for node, tasks in [item for reply in replies or () for item in reply.items()]:  # two workers may have one name
-        if not isinstance(tasks, Mapping):  # the error of a worker without this command
-            known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in tasks)
+    for node, told in [item for reply in replies or () for item in reply.items()]:  # two workers may have one name
+        if "tasks" in told:  # else the error of a worker without this command
+            known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in told["tasks"])
     return known
 
 

@@ -17,6 +17,7 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
+from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.signature.canonical import escaped
@@ -24,6 +25,7 @@ from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages, watch
+from celery_singleton_lock.worker.failures import FailureChannel
 from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
@@ -98,6 +100,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._options = _checked(parent.app, parent.pool_cls)
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
+        self._failures = FailureChannel(context_of(parent.app).outages) if prefork else None
+        if self._failures:
+            context_of(parent.app).children_forward = self._failures.send
         self._waiting: WaitingMessages | None = None
         # Here, and not at the start: the processes of a pool, which are made before that, shall know that the store has worked.
         _check_store(context_of(parent.app), self._names())
@@ -109,6 +114,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._check_delays(parent.app.conf)
         if getattr(parent, "consumer", None) is not None:
             watch(parent.consumer)
+        if self._failures:
+            self._failures.listen()
+        context_of(parent.app).outages.tell = partial(_send_event, parent, CallbackRunner())
         self._waiting = WaitingMessages(context_of(parent.app).events.loop_failed)
         parent.app.__dict__[WAITING] = self._waiting
         self._register_tasks(context_of(parent.app))
@@ -123,6 +131,9 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._handover:
             self._handover.close(parent.hub)
             self._handover = None
+        if self._failures:
+            self._failures.end()
+            self._failures = None
         if self._waiting:
             self._waiting.end()
 
@@ -170,6 +181,16 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 "after a worker died, a redelivered message waits for the rest of lock_ttl",
                 timeout, ", ".join(outlived),
             )  # fmt: skip
+
+
+def _send_event(worker: Any, callbacks: CallbackRunner, what: str, fields: Mapping[str, Any]) -> None:
+    """Have a worker event sent by another thread than that of log lines and signals: the broker may be away, too.
+
+    The worker's own dispatcher knows whether events are wanted, and keeps them for a broker that is away.
+    """
+    dispatcher = getattr(worker.consumer, "event_dispatcher", None)
+    if dispatcher is not None:
+        callbacks.call(partial(dispatcher.send, f"singleton-outage-{what}", **fields))
 
 
 def without_login(url: str) -> str:

@@ -15,9 +15,11 @@ CANNOT_TERMINATE = "the pool cannot terminate tasks"
 
 
 @inspect_command()  # type: ignore[untyped-decorator]
-def singleton_locks(state: Any, **_: Any) -> list[dict[str, Any]]:
-    """Tasks with locks that this worker runs."""
-    return tasks_with_locks(state.app)
+def singleton_locks(state: Any, **_: Any) -> dict[str, Any]:
+    """Tasks with locks that this worker runs, and how its store does."""
+    from celery_singleton_lock.context import context_of
+
+    return {"tasks": tasks_with_locks(state.app), "store": context_of(state.app).outages.status()}
 
 
 @control_command(args=[("task_id", str), ("replacement", str)], signature="<task_id> <replacement>")  # type: ignore[untyped-decorator]

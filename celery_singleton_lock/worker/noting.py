@@ -27,7 +27,9 @@ def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options
 
 def note_failure(task: Any, wanted: LeaseRequest, verb: str, error: StoreError) -> None:
     """Count a call that failed, and send the signal for it; keep for the next call what this one was to take to the store."""
-    tally = context_of(task.app).tally
+    context = context_of(task.app)
+    context.outages.count(verb, error)
+    tally = context.tally
     tally.put_back(wanted.base, wanted.noted.counted)
     tally.count(wanted.base, f"store_errors:{verb}")
     send(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)

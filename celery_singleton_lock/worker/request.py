@@ -188,5 +188,7 @@ def request_class(base: Any, app: Any, consumer: Any) -> Any:
 
 def _supervisor_of(app: Any) -> Supervisor:
     context = context_of(app, single=True)
-    context.supervisor = context.supervisor or Supervisor(context.store, context.events.loop_failed)
+    context.supervisor = context.supervisor or Supervisor(
+        context.store, context.events.loop_failed, on_failure=context.outages.heard
+    )
     return context.supervisor  # type: ignore[no-any-return]

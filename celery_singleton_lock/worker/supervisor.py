@@ -68,8 +68,15 @@ class Supervisor:
     child renews for itself, and releases if it can.
     """
 
-    def __init__(self, store: LockStore, on_error: Callable[..., object], clock: Callable[[], float] = now) -> None:
+    def __init__(
+        self,
+        store: LockStore,
+        on_error: Callable[..., object],
+        clock: Callable[[], float] = now,
+        on_failure: Callable[[str, StoreError], object] = lambda verb, error: None,
+    ) -> None:
         self._clock = clock
+        self._on_failure = on_failure  # called when a call fails
         self._renewer: Renewer[ChildLease] = Renewer(store, self, on_error, clock)
         self._children: dict[int, _Child] = {}
         self._mutex = threading.Lock()
@@ -99,6 +106,7 @@ class Supervisor:
     def failed(self, leases: Sequence[ChildLease], error: StoreError, sent_at: float) -> None:
         """Try again soon; the children report it."""
         logger.debug("Locks of pool processes could not be renewed: %s", error)
+        self._on_failure("renew", error)
         for lease in leases:
             lease.due = self._clock() + lease.request.ttl / 12
 

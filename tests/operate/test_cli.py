@@ -654,7 +654,7 @@ def test_inspect(env: WorkerEnvironment, pool: str, celery: Run) -> None:
     result = env.hold()
     words = ["--timeout", f"{SOON:g}", "--destination", env.worker.hostname()]
     done = celery("inspect", "singleton_locks", "--json", *words)
-    (found,) = [one for one in json.loads(done.stdout)[env.worker.hostname()] if one["task_id"] == result.id]
+    (found,) = [one for one in json.loads(done.stdout)[env.worker.hostname()]["tasks"] if one["task_id"] == result.id]
     assert found == {
         "task": "job.skip",
         "task_id": result.id,
@@ -701,7 +701,7 @@ def asked(env: WorkerEnvironment, name: str = "skip") -> list[dict[str, Any]]:
     """
     node = env.worker.hostname()
     (reply,) = env.app.control.broadcast("singleton_locks", destination=[node], reply=True, timeout=SOON)
-    return [one for one in reply[node] if one["key"].startswith(env.key(name))]
+    return [one for one in reply[node]["tasks"] if one["key"].startswith(env.key(name))]
 
 
 # -- errors ------------------------------------------------------------------------------------

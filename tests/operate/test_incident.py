@@ -24,7 +24,7 @@ START = "python -m example_project.incident"
 #: What differs from run to run, and what stands for it.
 VARYING = {
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d": "TIME",
-    r"(pid'?:?|kill -9) \d+": r"\1 N",
+    r"(pid[\"']?:?|kill -9) \d+": r"\1 N",
     r"\b(\d+\.\d s|\d+\.\ds|\d+m\d+s|\d+[ms])\b": "N s",
     r"(?<=@demo) +\d+": " N",
     r" +": " ",

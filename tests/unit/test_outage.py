@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,8 @@ from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import Limit, Outages
 from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.worker.failures import FailureChannel
+from tests.servers import until
 from tests.unit.conftest import Clock
 
 AWAY = StoreUnavailable("away")
@@ -159,6 +163,75 @@ def test_outage_after_another(outages: Outages, store: Store, clock: Clock, line
         store.error = None
         watch(outages, clock, 100.0)
     assert 2 == len([line for line in lines(logging.WARNING) if ": 1 tasks were postponed" in line])
+
+
+def test_status_and_events(outages: Outages, store: Store, clock: Clock) -> None:
+    """The status counts calls since the process began, and the rest in the outage of now. Others are told of both ends."""
+    told: list[Any] = []
+    outages.tell = lambda what, fields: told.append((what, fields))
+    outages.count("acquire", StoreError("NOPERM"))  # a refusal
+    outages.count("postponed")
+    assert {"errors": {"acquire": 1, "release": 0, "renew": 0}, "outage": None} == outages.status()
+    outages.failed(AWAY)
+    outages.count("acquire", AWAY)
+    outages.count("renew", AWAY)
+    outages.count("postponed")
+    outages.count("without")
+    outages.lost(lease(1))
+    clock.advance(60.0)
+    status, numbers = outages.status(), {"store_errors": 2, "postponed": 1, "without_lock": 1, "lost": 1}
+    assert {"acquire": 2, "release": 0, "renew": 1} == status["errors"]
+    assert 60.0 == pytest.approx(time.time() - status["outage"].pop("since"), abs=5)
+    assert {"error": "away", **numbers} == status["outage"]
+    assert [("began", {"error": "away"})] == told
+    store.error = None
+    watch(outages, clock, 30.0)
+    assert ("ended", {"seconds": 60.0, **numbers}) == told[-1]
+    assert (2, None) == (len(told), outages.status()["outage"])
+    assert 2 == outages.status()["errors"]["acquire"]
+
+
+def test_outage_of_children(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """What children tell is counted, and told to others; the log has no lines of it, as children write theirs."""
+    told: list[Any] = []
+    outages.tell = lambda what, fields: told.append((what, fields))
+    outages.heard("acquire", AWAY)
+    outages.heard("postponed", None)
+    outages.heard("acquire", StoreError("NOPERM"))
+    assert (2, 1) == (outages.status()["outage"]["store_errors"], outages.status()["outage"]["postponed"])
+    store.error = None
+    watch(outages, clock, 30.0)
+    outages.heard("acquire", StoreError("NOPERM"))
+    assert (["began", "ended"], []) == ([what for what, _ in told], lines(logging.DEBUG))
+    store.error = AWAY
+    outages.failed(AWAY)
+    assert 1 == len(lines(logging.WARNING))
+
+
+def test_channel(outages: Outages) -> None:
+    """Children tell of errors, however long these are, and are never kept waiting; a closed channel ends its thread."""
+    channel = FailureChannel(outages)
+    told = [("acquire", StoreUnavailable("no\nanswer")), ("renew", StoreError("ö" * 1000)), ("postponed", None)]
+    for name, error in told:
+        channel.send(name, error)
+    for _ in range(10_000):  # more than a pipe takes, and nobody reads
+        channel.send("without", None)
+    heard: list[Any] = []
+    outages.heard = lambda name, error: heard.append((name, error))  # type: ignore[method-assign]
+    channel.listen()
+    until(lambda: ("postponed", None) in heard, "the thread reads")
+    assert ("acquire", StoreUnavailable, "no answer") == (heard[0][0], type(heard[0][1]), str(heard[0][1]))
+    assert ("renew", StoreError, "ö" * 150) == (heard[1][0], type(heard[1][1]), str(heard[1][1]))
+    outlet, pipe = channel._outlet, os.fstat(channel._outlet)
+    channel.end()
+    until(lambda: not is_open(outlet, pipe), "the channel is closed")
+
+
+def is_open(descriptor: int, file: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file)
+    except OSError:
+        return False
 
 
 def test_limit(clock: Clock) -> None:
