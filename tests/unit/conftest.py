@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 from celery import Celery, _state
 from celery.backends.cache import _DUMMY_CLIENT_CACHE
+from hypothesis import HealthCheck, settings
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.context import ProcessContext
 
 MakeApp = Callable[..., Celery]
+
+# The same examples in each run, however slow the machine is.
+settings.register_profile("tests", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 
 class Clock:
