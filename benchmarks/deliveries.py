@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.stage import Stage
 from benchmarks.tasks import ONCE, OURS, SINGLETON
 from benchmarks.tracer import Tracer, around_body
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 
 QUEUE = "benchmarks-unread"
 #: A kind of task beside those of the stage.
@@ -67,7 +67,7 @@ class Deliveries:
         """Arguments whose lock is held meanwhile: by someone else, or with the peers by a message on its way."""
         args = self._arguments()
         if kind == OURS:
-            with hold(self._tasks[OURS], *args):
+            with locked(self._tasks[OURS], *args):
                 yield args
         else:
             self.publish(kind, args)

@@ -16,7 +16,7 @@ from benchmarks.tracer import around_body
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 
 PLAIN = "no options"
 #: Options of each task. None of them finds another one that holds the signature, or waits for it.
@@ -151,7 +151,7 @@ def _calls_of(stage: Stage, task: Any, what: str, count: int) -> tuple[list[_Wor
 
     stage.client.flushdb()
     pool.execute = noted
-    with hold(task, 0, "account-17") if what == DUPLICATE else nullcontext():
+    with locked(task, 0, "account-17") if what == DUPLICATE else nullcontext():
         for _ in range(count + 1):
             around_body(task, (0 if what == DUPLICATE else next(stage.numbers), "account-17"), supervised=True)
             before = before or len(found)

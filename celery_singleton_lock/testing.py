@@ -1,7 +1,7 @@
 """Helps to test your own tasks without Redis: a store in memory, locks held by another task, and assertions.
 
 with memory_store(app):
-    with hold(sync_account, 42):
+    with locked(sync_account, 42):
         assert sync_account.apply((42,)).get() is None  # a duplicate, skipped
     assert_free(sync_account, 42)
 """
@@ -43,7 +43,7 @@ def memory_store(app: Any) -> Iterator[None]:
 
 
 @contextmanager
-def hold(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
+def locked(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     """Hold the lock of a call, as another task would. With a `lock_limit`, that is one of so many: nest it to hold more.
 
     Raises:

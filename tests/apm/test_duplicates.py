@@ -9,7 +9,7 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from tests.apm.integrations import Integration
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.recorder import Event
@@ -117,7 +117,7 @@ def test_own_headers_and_trace(env: WorkerEnvironment, integration: Integration)
 def test_counts(env: WorkerEnvironment) -> None:
     """Each postponement makes as many signals and spans as a plain task's own retry, and not one more."""
     before = sent(env)
-    with hold(env.app.tasks["traced.retry"], env.tag):
+    with locked(env.app.tasks["traced.retry"], env.tag):
         duplicate = send(env, "retry")
         postponed(env, duplicate)
     env.get(duplicate)

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, chain
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from tests.servers import RedisServer
 
 
@@ -42,7 +42,7 @@ def add(app: Celery, name: str = "add") -> Any:
 def test_eager_chain(make_app: Callable[..., Celery]) -> None:
     """An eager chain takes no locks, and hands on values."""
     task = add(make_app())
-    with hold(task, 0):
+    with locked(task, 0):
         assert 3 == chain(task.s(1), task.s())().get()
 
 
@@ -50,14 +50,14 @@ def test_eager_chain_with_locks(make_app: Callable[..., Celery]) -> None:
     """With ``singleton_lock_eager`` each step of an eager chain has the lock, and frees it for the next."""
     task = add(make_app(singleton_lock_eager=True))
     assert 3 == chain(task.s(1), task.s())().get()
-    with hold(task, 0):
+    with locked(task, 0):
         assert task.delay(1).get() is None
 
 
 def test_two_apps(make_app: Callable[..., Celery]) -> None:
     """Tasks of one name in two apps have a lock in each app's store."""
     first, second = (add(make_app(singleton_lock_eager=True)) for _ in range(2))
-    with hold(first, 0):
+    with locked(first, 0):
         assert first.delay(1).get() is None
         assert 2 == second.delay(1).get()
 
@@ -74,5 +74,5 @@ def test_one_class_in_two_apps(make_app: Callable[..., Celery]) -> None:
     first, second = (make_app(singleton_lock_eager=True).register_task(Add()) for _ in range(2))
     for task in (first, second):
         assert 2 == task.delay(1).get()
-        with hold(task, 0):
+        with locked(task, 0):
             assert task.delay(1).get() is None

@@ -29,7 +29,7 @@ from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_he
 from celery_singleton_lock.config.task_config import config_for, config_of_call
 from celery_singleton_lock.policies import NAMED, portable_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.republish import lock_options_of
 from tests.unit.conftest import MakeApp
 from tests.unit.test_republish import published
@@ -263,7 +263,7 @@ def test_a_literal_key_excludes(task: Any) -> None:
 
 def test_policy_of_a_call(task: Any) -> None:
     """The policy of a call decides, given as a name or as a policy object."""
-    with hold(task):
+    with locked(task):
         assert "IGNORED" == state(task, {})
         assert "FAILURE" == state(task, {"on_duplicate": "raise"})
         assert "FAILURE" == state(task, as_header({"on_duplicate": RetryLater(max_wait=0)}))
@@ -305,7 +305,7 @@ def test_republished_message(task: Any, nested: Any) -> None:
 
 def test_options_that_send_task_was_given(task: Any) -> None:
     """`send_task` does not know the options and puts them among the properties; a postponed message forgets them."""
-    with hold(task):
+    with locked(task):
         properties = {"lock_options": {"lock_tll": 5}}
         options = {LOCK_OPTIONS_HEADER: {"on_duplicate": "retry"}}
         message = published(task, headers=options, properties=properties)
@@ -344,7 +344,7 @@ def test_eager(singleton: Singleton, app: Celery, always_eager: bool) -> None:
     assert run((1,), lock_options={"lock_ttl": 5}).successful()
     assert 2 == len(seen)
     assert max(seen) <= 5
-    with hold(task, 1):
+    with locked(task, 1):
         assert isinstance(run((1,), lock_options={"on_duplicate": "raise"}).result, DuplicateTask)
         assert run((1,), lock_options={"lock_key": "other"}).successful()
 
@@ -365,7 +365,7 @@ def held(task: Any, options: Any) -> Iterator[None]:
     config = config_of_call(task, call_options(task.name, options))
     task.__dict__["_singleton_config"], own = config, config_for(task)
     try:
-        with hold(task):
+        with locked(task):
             task.__dict__["_singleton_config"] = own
             yield
     finally:

@@ -12,7 +12,7 @@ from celery.signals import task_postrun
 from sqlalchemy import select
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from tests.unit.test_task import Singleton, deliver
 
 
@@ -67,7 +67,7 @@ def test_row(task: Any, run_log: Any, does: str, status: str, error: str | None)
 
 def test_duplicates_have_no_row(task: Any, run_log: Any) -> None:
     """A duplicate that is skipped did not run."""
-    with hold(task, ""):
+    with locked(task, ""):
         deliver(task, "")
     assert [] == rows(run_log)
 

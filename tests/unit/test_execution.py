@@ -42,7 +42,7 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
-from celery_singleton_lock.testing import assert_free, assert_held, hold
+from celery_singleton_lock.testing import assert_free, assert_held, locked
 from celery_singleton_lock.worker import execution
 from celery_singleton_lock.worker.delivery import Delivery, new_token
 from celery_singleton_lock.worker.republish import RetryState
@@ -217,7 +217,7 @@ def test_duplicate_releases_nothing(singleton: Singleton, store: FakeStore) -> N
     @singleton(name="x")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         assert "IGNORED" == deliver(task).info.state
         assert [] == store.released
 
@@ -470,7 +470,7 @@ def test_redelivery_checks_restart_after_a_wait_for_other_work(singleton: Single
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         outcome = deliver(task, headers={"singleton_retry_state": {"times": 1, "waited": 5.0, "redelivery_checks": 4}})
     (header,) = (outcome.info.retval.sig.options["headers"]["singleton_retry_state"],)
     assert (2, 0) == (header["times"], header["redelivery_checks"])
@@ -586,7 +586,7 @@ def test_control_characters_do_not_make_lines(
     @singleton(name="x", on_duplicate="raise")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         deliver(task, task_id="id\n2\x1b[31m\u2028 é")
     (line,) = own_lines(caplog)
     assert line.startswith(r"Task x[id\n2\x1b[31m\u2028 é] failed as a duplicate: ")
@@ -920,7 +920,7 @@ def test_skip_whose_event_cannot_be_sent(singleton: Singleton, app: Any, monkeyp
     monkeypatch.setattr(app.backend, "on_chord_part_return", count)
     monkeypatch.setattr(task, "send_event", fail)
     properties = {"singleton": Delivery(events=True)}
-    with hold(task):
+    with locked(task):
         outcome = deliver(task, task_id="part", properties=properties, chord={"task": "body"}, ignore_result=False)
     assert "IGNORED" == outcome.info.state
     assert ["task-singleton-skipped"] == attempts
@@ -971,7 +971,7 @@ REPUBLISH_REASONS = [({"on_duplicate": "retry"}, DuplicateTask), ({"on_store_err
 def deliver_without_lock(task: Any, store: FakeStore, *args: Any) -> Any:
     """Deliver a task that cannot acquire its lock now."""
     if task.on_duplicate:
-        with hold(task, *args):
+        with locked(task, *args):
             return deliver(task, *args)
     store.on_answer = [raising(StoreUnavailable("unreachable"))]
     outcome = deliver(task, *args)

@@ -11,7 +11,7 @@ from celery import Celery
 from celery_singleton_lock import ConfigurationError, RetryLater, RunOnceMore, SignatureError, SingletonTask, Skip, Wait
 from celery_singleton_lock.config.exclusions import different_limits
 from celery_singleton_lock.config.task_config import config_for, config_of_call, refuse_wrong
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
 
@@ -135,7 +135,7 @@ def test_policy_of_a_call_or_a_callable(app: Celery) -> None:
     with pytest.raises(ConfigurationError, match="other work"):
         task.apply_async((7,), lock_options={"on_duplicate": RunOnceMore()})
     chosen = made(app, export, unique_on="client", on_duplicate=lambda task, holder: "run_once_more")
-    with hold(task, 7):
+    with locked(task, 7):
         result = deliver(chosen, "csv", 7).info.retval
     assert isinstance(result, ConfigurationError)
     assert "lock_group='money' with on_duplicate=RunOnceMore" in str(result)
@@ -203,7 +203,7 @@ def test_default_policy(make_app: MakeApp, setting: Any) -> None:
 def test_members_exclude_each_other(app: Celery) -> None:
     """While one task of a group holds a customer, another waits for this customer, and runs for others."""
     one, other = made(app, bill, unique_on="customer"), made(app, export, unique_on="client")
-    with hold(one, 7):
+    with locked(one, 7):
         waiting = deliver(other, "csv", 7)
         assert ("IGNORED", "waits in line") == (waiting.info.state, str(waiting.info.retval))
         assert deliver(other, "csv", 8).info is None

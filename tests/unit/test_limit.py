@@ -14,7 +14,7 @@ from celery_singleton_lock.config.exclusions import EXCLUSIONS
 from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.testing import assert_free, assert_held, hold
+from celery_singleton_lock.testing import assert_free, assert_held, locked
 from tests.unit.fake_store import FakeStore
 from tests.unit.test_execution import MovableClock, clock, raising, renew_due, store  # noqa: F401
 from tests.unit.test_task import Singleton, deliver
@@ -30,10 +30,10 @@ def test_so_many_and_no_more(singleton: Singleton, limit: Any) -> None:
         return "ran"
 
     with ExitStack() as stack:
-        holders = [stack.enter_context(hold(task)) for _ in range(number - 1)]
-        with hold(task) as last:
+        holders = [stack.enter_context(locked(task)) for _ in range(number - 1)]
+        with locked(task) as last:
             assert task.apply().result is None
-            with pytest.raises(AssertionError, match="held"), hold(task):
+            with pytest.raises(AssertionError, match="held"), locked(task):
                 pass
             assert (holders or [last])[0].task_id == assert_held(task).task_id
         assert "ran" == task.apply().result
@@ -50,7 +50,7 @@ def test_lease_of_a_slot(singleton: Singleton) -> None:
 
     key = task.lock_key_for()
     deliver(task)
-    with hold(task):
+    with locked(task):
         deliver(task)
     task()
     assert [(True, True, key, None), (True, True, f"{key}:1", None), (False, False, "", 0)] == seen
@@ -83,7 +83,7 @@ def test_callable_gets_the_arguments_by_name(singleton: Singleton) -> None:
         config.limit(*call) for call in (((7,), {}), ((7, "paid"), {}), ((), {"customer": 7, "plan": "paid"}))
     ]
     assert [("free", 7, "-", {"page": 1})] == given[:1]
-    with hold(task, 7, "paid"):
+    with locked(task, 7, "paid"):
         assert ["ran", None, "ran"] == [task.apply(call).result for call in ((7, "paid"), (7,), (8,))]
 
 
@@ -129,7 +129,7 @@ def test_force_unlock_revokes_the_oldest(singleton: Singleton) -> None:
     @singleton(name="x", lock_limit=2)
     def task() -> None: ...
 
-    with hold(task) as first, hold(task) as second:
+    with locked(task) as first, locked(task) as second:
         assert [first.task_id, second.task_id] == [task.force_unlock().task_id, task.force_unlock().task_id]
         assert task.force_unlock() is None
 
@@ -141,13 +141,13 @@ def test_unanswered_grant_is_released(singleton: Singleton, store: FakeStore) ->
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task) as holder:
+    with locked(task) as holder:
         store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
         assert "FAILURE" == deliver(task).info.state
-        with pytest.raises(AssertionError), hold(task):
+        with pytest.raises(AssertionError), locked(task):
             pass
         renew_due(task)
-        with hold(task):
+        with locked(task):
             assert holder.task_id == assert_held(task).task_id
 
 
@@ -158,7 +158,7 @@ def test_late_grant_is_acquired_again(singleton: Singleton, store: FakeStore, cl
     def task(self: Any) -> str:
         return str(self.lease.key)
 
-    with hold(task):
+    with locked(task):
         store.on_answer = [lambda: clock.advance(31.0)]
         assert f"{task.lock_key_for()}:1" == deliver(task).retval
     assert_free(task)
@@ -175,7 +175,7 @@ def test_slot_is_reacquired(singleton: Singleton, store: FakeStore, clock: Movab
         assert "id-1" == store.holder(self.lease.key).task_id  # type: ignore[union-attr]
         return bool(self.lease.held)
 
-    with hold(task):
+    with locked(task):
         assert deliver(task).retval
     assert_free(task)
 

@@ -15,7 +15,7 @@ from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.servers import free_port
 from tests.unit.test_task import deliver
@@ -87,7 +87,7 @@ def test_expiry_without_a_zone(singleton: Singleton, minutes: int) -> None:
     def task() -> None: ...
 
     expires = (datetime.now(timezone.utc) + timedelta(minutes=minutes)).replace(tzinfo=None).isoformat()
-    with hold(task):
+    with locked(task):
         messages(task)
         deliver(task, expires=expires)
         (copy,) = messages(task)
@@ -123,7 +123,7 @@ def test_publish_behind_the_line(singleton: Singleton, app: Celery) -> None:
     def task() -> None: ...
 
     config = config_for(task)
-    with hold(task):
+    with locked(task):
         place = Place("first", room=9, next_copy=1.0, due=60.0)
         wanted = LeaseRequest(config.base, config.digest((), {}), "first", 60.0, "first", place=place)
         assert context_of(app).store.acquire(wanted).is_waiting
@@ -179,7 +179,7 @@ def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None
     def task() -> None: ...
 
     config = config_for(task)
-    with hold(task), app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+    with locked(task), app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         assert "IGNORED" == deliver(task).info.state
         copies = [queue.get_nowait().headers[RETRY_STATE_HEADER]["ticket"] for _ in range(queue.qsize())]

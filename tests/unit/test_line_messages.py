@@ -12,7 +12,7 @@ from celery.signals import before_task_publish
 from kombu.serialization import registry
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
@@ -35,7 +35,7 @@ def test_message_of_the_line(singleton: Singleton, take: Callable[[], list[Any]]
     def task(day: datetime) -> None: ...
 
     day = datetime(2026, 11, 25, tzinfo=timezone.utc)
-    with hold(task, day):
+    with locked(task, day):
         assert "IGNORED" == deliver(task, day, headers={"tenant": "t1"}).info.state
         (copy,) = take()
     (message,) = take()
@@ -56,7 +56,7 @@ def test_message_that_expires(singleton: Singleton, take: Callable[[], list[Any]
     def task() -> None: ...
 
     expires = (datetime.now(timezone.utc) + timedelta(hours=1)).isoformat()
-    with hold(task):
+    with locked(task):
         deliver(task, expires=expires)
         take()
     (message,) = take()
@@ -70,7 +70,7 @@ def test_events_of_sent_tasks(singleton: Singleton, app: Celery, take: Callable[
     @singleton(name="x", on_duplicate="wait")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         deliver(task)
         take()
     (message,) = take()
@@ -91,7 +91,7 @@ def test_bytes_of_a_message(
 
     argument = "é" * 100_000
     more = {"compression": compression} if compression else {}
-    with hold(task, argument):
+    with locked(task, argument):
         deliver(task, argument, **more)
         take()
     (message,) = take()
@@ -120,7 +120,7 @@ def test_message_that_only_its_copy_starts(
 
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
-        with hold(task):
+        with locked(task):
             deliver(task, headers=headers)
             assert 1 == queue.qsize()
             queue.clear()
@@ -142,7 +142,7 @@ def test_receivers_see_each_message_once(singleton: Singleton, take: Callable[[]
 
     before_task_publish.connect(add)
     try:
-        with hold(task):
+        with locked(task):
             deliver(task)
             take()
         (message,) = take()

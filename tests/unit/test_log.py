@@ -18,7 +18,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker import replaced
 from celery_singleton_lock.worker.bootstep import without_login
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
@@ -64,7 +64,7 @@ def test_run(task: Any, records: list[logging.LogRecord]) -> None:
 
 def test_duplicate(task: Any, records: list[logging.LogRecord]) -> None:
     """The record of a duplicate names its holder, and the function that logs it."""
-    with hold(task) as holder:
+    with locked(task) as holder:
         deliver(task, task_id="b")
     (skipped,) = (record for record in records if record.levelno == logging.INFO)
     assert skipped.getMessage() == f"Task x[b] skipped: {task.lock_key_for()} is held by {skipped_holder(skipped)}"
@@ -80,7 +80,7 @@ def skipped_holder(record: logging.LogRecord) -> str:
 # -- the key in the text ---------------------------------------------------------------------------
 
 
-def locked(app: Celery, **options: Any) -> Any:
+def locking_task(app: Celery, **options: Any) -> Any:
     """Return a task of this app."""
 
     @app.task(base=SingletonTask, name="x", shared=False, **options)
@@ -102,37 +102,37 @@ def after(task: Any, **state: Any) -> dict[str, Any]:
 
 
 def died(app: Celery) -> None:
-    locked(app)
+    locking_task(app)
     app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
     start(app)
     received(app).log_death(4711)
 
 
 def ran(app: Celery) -> None:
-    deliver(locked(app))
+    deliver(locking_task(app))
 
 
 def met_a_holder(app: Celery, **options: Any) -> None:
-    task = locked(app, **options)
-    with hold(task):
+    task = locking_task(app, **options)
+    with locked(task):
         deliver(task)
 
 
 def ends_as_another(app: Celery) -> None:
-    task = locked(app, on_duplicate="join")
+    task = locking_task(app, on_duplicate="join")
     app.backend.mark_as_done("another", 5)
     deliver(task, headers=after(task, follows="another"))
 
 
 def cannot_read_the_result(app: Celery) -> None:
-    task = locked(app, on_duplicate="join")
+    task = locking_task(app, on_duplicate="join")
     app.backend.get_task_meta = None
-    with hold(task):
+    with locked(task):
         deliver(task, headers=after(task, follows="another"))
 
 
 def redelivered_after(status: str, app: Celery) -> None:
-    task = locked(app, on_duplicate="replace")
+    task = locking_task(app, on_duplicate="replace")
     store, own = context_of(app).store, request_of(task, "id-1")
     store.acquire(own)
     place = Place("newer", room=1, replace=True, next_copy=1.0, due=60.0, stop=True)
@@ -146,8 +146,8 @@ def redelivered_after(status: str, app: Celery) -> None:
 
 
 def superseded(app: Celery) -> None:
-    task = locked(app, on_duplicate="replace")
-    with hold(task):
+    task = locking_task(app, on_duplicate="replace")
+    with locked(task):
         for name in ("older", "newer"):
             place = Place(name, room=1, replace=True, next_copy=1.0, due=60.0)
             context_of(app).store.acquire(request_of(task, name, place=place))
@@ -155,25 +155,25 @@ def superseded(app: Celery) -> None:
 
 
 def dropped(app: Celery) -> None:
-    task = locked(app, on_duplicate="wait")
+    task = locking_task(app, on_duplicate="wait")
     for _ in range(2):
         deliver(task, headers=after(task, ticket="one", copy=1.0))
         deliver(task, headers=after(task, ticket="one", copy=2.0))
 
 
 def did_not_stop(app: Celery) -> None:
-    task = locked(app, on_duplicate="replace")
+    task = locking_task(app, on_duplicate="replace")
     replaced.terminate(task, SimpleNamespace(id="id-1"), request_of(task, "id-1"), Holder("older", "node"))
 
 
 def without_store(app: Celery, **message: Any) -> None:
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
-    task = locked(app, on_duplicate="wait")
+    task = locking_task(app, on_duplicate="wait")
     deliver(task, headers=after(task, **message))
 
 
 def renewed(app: Celery) -> None:
-    task = locked(app)
+    task = locking_task(app)
     state, events = LeaseState(request_of(task, "id-1"), task), context_of(app).events
     events.lost(state)
     events.replaced(state)

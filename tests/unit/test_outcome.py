@@ -16,7 +16,7 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.delivery import PROPERTY, Delivery
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.unit.test_task import Singleton, deliver
@@ -74,7 +74,7 @@ def test_decision_of_a_users_policy(
 ) -> None:
     """A decision takes effect whatever policy made it, and the signal is sent once with the holder and the policy."""
     task, policy = decided(singleton, decision)
-    with hold(task):
+    with locked(task):
         deliver(task, headers={RETRY_STATE_HEADER: {"times": 2, "waited": 15.0}})
     stored = task.AsyncResult("id-1")
     assert state == stored.state
@@ -92,7 +92,7 @@ def test_decision_of_a_users_policy(
 def test_policy_learns_of_an_own_retry(singleton: Singleton, retries: int) -> None:
     """A policy learns that a delivery is the task's own retry, also when its message was postponed since."""
     task, policy = decided(singleton, RunLater(7.0))
-    with hold(task):
+    with locked(task):
         for times in (0, 3):
             deliver(task, retries=retries, headers={RETRY_STATE_HEADER: {"times": times, "waited": 0.0}})
     assert [retries > 0] * 2 == [duplicate.own_retry for duplicate in policy.seen]
@@ -117,7 +117,7 @@ def test_own_retry_is_never_dropped(
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task), caplog.at_level("INFO", "celery_singleton_lock"):
+    with locked(task), caplog.at_level("INFO", "celery_singleton_lock"):
         deliver(task, retries=retries)
     assert state == task.AsyncResult("id-1").state
     assert (state == "RETRY") == any("waits" in record.getMessage() for record in caplog.records)
@@ -130,7 +130,7 @@ def test_own_retry_fails_after_max_wait(singleton: Singleton) -> None:
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task):
+    with locked(task):
         deliver(task, retries=1, headers={RETRY_STATE_HEADER: {"times": 90, "waited": 3600.0}})
     assert isinstance(task.AsyncResult("id-1").result, DuplicateTask)
 
@@ -142,7 +142,7 @@ def test_own_retry_in_an_eager_run_is_skipped(singleton: Singleton) -> None:
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task):
+    with locked(task):
         assert ("SUCCESS", "there") == ((result := task.apply(retries=1)).state, result.result)
 
 
@@ -154,7 +154,7 @@ def test_own_retry_of_a_broadcast_message_is_skipped(app: Celery, singleton: Sin
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task):
+    with locked(task):
         assert "IGNORED" == deliver(task, retries=1, **BROADCAST).info.state
     assert ("SUCCESS", "there") == (task.AsyncResult("id-1").state, task.AsyncResult("id-1").result)
 
@@ -162,7 +162,7 @@ def test_own_retry_of_a_broadcast_message_is_skipped(app: Celery, singleton: Sin
 def test_eager_run_cannot_run_later(singleton: Singleton) -> None:
     """The policy learns that an eager run cannot run later; where it decides for that, the run fails."""
     task, policy = decided(singleton, RunLater(7.0))
-    with hold(task):
+    with locked(task):
         assert isinstance(task.apply().result, DuplicateTask)
     assert [False] == [duplicate.can_run_later for duplicate in policy.seen]
 
@@ -180,7 +180,7 @@ def test_broadcast_message_cannot_run_later(
     def task() -> None:
         pytest.fail("must not run")
 
-    with hold(task):
+    with locked(task):
         assert "IGNORED" == deliver(task, **BROADCAST).info.state
     assert ("SUCCESS", None) == (task.AsyncResult("id-1").state, task.AsyncResult("id-1").result)
     assert [Skip()] == [signal["policy"] for signal in sent]
@@ -208,7 +208,7 @@ def test_superseded(
 
     monkeypatch.setattr(task, "send_event", lambda kind, **fields: events.append(fields))
     config, store = config_for(task), context_of(app).store
-    with hold(task):
+    with locked(task):
         for name in ("older", "newer"):
             place = Place(name, room=1, replace=True, next_copy=1.0, due=60.0)
             wanted = LeaseRequest(config.base, config.digest((), {}), name, 60.0, name, place=place)

@@ -13,7 +13,7 @@ from celery import group
 
 from celery_singleton_lock import Holder, Lease, LockLost, Raise, SingletonMixin, SingletonTask, Skip, signals
 from celery_singleton_lock.policies import NAMED
-from celery_singleton_lock.testing import hold, memory_store
+from celery_singleton_lock.testing import locked, memory_store
 from tests.servers import until
 from tests.unit.conftest import MakeApp
 
@@ -90,7 +90,7 @@ def test_first_block(names: Names) -> None:
     names.run()
     app, sync, import_rates = names["app"], names["sync"], names["import_rates"]
 
-    with memory_store(app), hold(import_rates), hold(sync, 42, reason="one"):
+    with memory_store(app), locked(import_rates), locked(sync, 42, reason="one"):
         assert ("SUCCESS", None) == (import_rates.apply().state, import_rates.apply().result)
         assert "DuplicateTask" == type(sync.apply((42, "another")).result).__name__
         assert [] == names.calls
@@ -163,7 +163,7 @@ def test_options_for_one_call(names: Names) -> None:
     names.run()
     app, (block,) = names["app"], [block for block in BLOCKS if CALL in block]
     app.conf.task_always_eager = True
-    with memory_store(app), hold(names["sync"], 42), hold(names["sync"], 43):
+    with memory_store(app), locked(names["sync"], 42), locked(names["sync"], 43):
         exec(compile(block, str(README), "exec"), names)
     assert [("store", "account 43")] == names.calls
 
@@ -171,7 +171,7 @@ def test_options_for_one_call(names: Names) -> None:
 def test_tasks_that_share_a_lock(names: Names) -> None:
     """An account is not closed while it is billed; another one is."""
     names.run(GROUP)
-    with memory_store(names["app"]), hold(names["bill"], 42):
+    with memory_store(names["app"]), locked(names["bill"], 42):
         assert "DuplicateTask" == type(names["close"].apply((42, "moved")).result).__name__
         assert "SUCCESS" == names["close"].apply((43,)).state
     assert [("store", "account 43 closed")] == names.calls
@@ -182,7 +182,7 @@ def test_run_once_more(names: Names) -> None:
     names.run("rebuild_index")
     with memory_store(names["app"]):
         assert "SUCCESS" == names["rebuild_index"].apply().state
-        with hold(names["rebuild_index"]):
+        with locked(names["rebuild_index"]):
             assert "DuplicateTask" == type(names["rebuild_index"].apply().result).__name__
 
 
@@ -215,7 +215,7 @@ def test_django(names: Names) -> None:
     assert isinstance(task, SingletonMixin)
     assert callable(task.delay_on_commit)
     assert callable(task.apply_async_on_commit)
-    with memory_store(names["app"]), hold(task, 1):
+    with memory_store(names["app"]), locked(task, 1):
         assert [None, 1] == [task.apply((item,)).get() for item in (1, 2)]
 
 
@@ -226,7 +226,7 @@ def test_policy_case_by_case(names: Names) -> None:
     assert Raise() == names["by_age"](None, Holder(age=3601.0))
     assert Skip() == names["by_age"](None, Holder(age=3600.0))
     task = names["app"].task(base=names["SingletonTask"], on_duplicate=names["by_age"])(count)
-    with memory_store(names["app"]), hold(task, 1):
+    with memory_store(names["app"]), locked(task, 1):
         assert [None, 2] == [task.apply((item,)).result for item in (1, 2)]
 
 
@@ -235,12 +235,12 @@ def test_limit_of_each_call(names: Names) -> None:
     names.run("lock_limit=")
     render = names["render"]
 
-    with memory_store(names["app"]), hold(render, 7, "paid"):
+    with memory_store(names["app"]), locked(render, 7, "paid"):
         assert "DuplicateTask" == type(render.apply((7,)).result).__name__
         assert 1 == render.apply((8,)).result
-        with hold(render, 7, "paid"):
+        with locked(render, 7, "paid"):
             assert 1 == render.apply((7, "paid")).result
-            with hold(render, 7, "paid"):
+            with locked(render, 7, "paid"):
                 assert "DuplicateTask" == type(render.apply((7, "paid")).result).__name__
 
 

@@ -13,7 +13,7 @@ from celery import Celery, group, shared_task
 from celery_singleton_lock import ConfigurationError, SingletonMixin, SingletonTask
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.bootstep import SingletonStep
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
@@ -42,7 +42,7 @@ USES: dict[str, Callable[[Any], object]] = {
     "lock_key_for": lambda task: task.lock_key_for(1),
     "lock_holder": lambda task: task.lock_holder(1),
     "force_unlock": lambda task: task.force_unlock(1),
-    "hold": lambda task: hold(task, 1).__enter__(),
+    "locked": lambda task: locked(task, 1).__enter__(),
 }
 
 

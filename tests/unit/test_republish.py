@@ -22,7 +22,7 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
-from celery_singleton_lock.testing import hold
+from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker import destination
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from tests.unit.conftest import MakeApp
@@ -76,7 +76,7 @@ def test_nested_headers(singleton: Singleton) -> None:
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         headers = published(task, headers={**NESTED, RETRY_STATE_HEADER: STATE}).headers
     own = {name: headers[name] for name in NESTED}
     assert NESTED == own
@@ -90,7 +90,7 @@ def test_nested_headers_and_a_policy_that_ends(singleton: Singleton) -> None:
     @singleton(name="x", on_duplicate=RetryLater(max_wait=15))
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         outcome = deliver(task, headers={**NESTED, RETRY_STATE_HEADER: STATE})
     assert isinstance(outcome.info.retval, DuplicateTask)
 
@@ -106,7 +106,7 @@ def test_objects_on_the_request_are_no_headers(singleton: Singleton) -> None:
 
     celery_signals.task_prerun.connect(receive)
     try:
-        with hold(task):
+        with locked(task):
             headers = published(task, headers=NESTED).headers
     finally:
         celery_signals.task_prerun.disconnect(receive)
@@ -121,7 +121,7 @@ def test_dead_letter_headers_are_removed(singleton: Singleton, nested: Any) -> N
     def task() -> None: ...
 
     death = {"x-death": [{"count": 1}], "x-first-death-reason": "expired", "x-mine": 2}
-    with hold(task):
+    with locked(task):
         headers = published(task, headers={**death, **nested}).headers
     assert ["x-mine"] == [name for name in headers if name.startswith("x-")]
     assert not nested or {"x-mine": 1} == headers["headers"]
@@ -140,7 +140,7 @@ def test_parent_is_kept(singleton: Singleton, parent: str | None) -> None:
 
     celery_signals.task_postrun.connect(receive)
     try:
-        with hold(task):
+        with locked(task):
             message = published(task, parent_id=parent, root_id="root-1")
     finally:
         celery_signals.task_postrun.disconnect(receive)
@@ -155,7 +155,7 @@ def test_properties_are_kept(singleton: Singleton) -> None:
     def task() -> None: ...
 
     properties = {"periodic_task_name": "nightly", "correlation_id": "id-1", "delivery_tag": "old", "argsrepr": "(1,)"}
-    with hold(task):
+    with locked(task):
         message = published(task, properties=properties)
     assert "nightly" == message.properties["periodic_task_name"]
     assert "old" != message.properties["delivery_tag"]
@@ -198,7 +198,7 @@ def test_topic_exchange(app: Celery, singleton: Singleton, queue: Queue) -> None
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         message = published(task, queue="orders", **source("orders.new"))
     assert ("tasks", "orders.new") == (message.delivery_info["exchange"], message.delivery_info["routing_key"])
 
@@ -420,7 +420,7 @@ def test_reason_of_a_retry(app: Celery) -> None:
     def task() -> None: ...
 
     app.finalize()
-    with hold(app.tasks["x"]):
+    with locked(app.tasks["x"]):
         retry = deliver(app.tasks["x"]).info.retval
     assert isinstance(retry, Retry)
     assert isinstance(retry.exc, DuplicateTask)
@@ -446,7 +446,7 @@ def test_state_that_cannot_be_stored(singleton: Singleton, monkeypatch: pytest.M
         return real(*args, **kwargs)
 
     monkeypatch.setattr(task.backend, "mark_as_retry", unreachable_once)
-    with hold(task):
+    with locked(task):
         published(task)
     assert "RETRY" == task.AsyncResult("id-1").state
 
@@ -458,7 +458,7 @@ def test_ignored_result(singleton: Singleton, ignored: bool) -> None:
     @singleton(name="x", on_duplicate="retry")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         message = published(task, ignore_result=ignored)
     assert ("PENDING" if ignored else "RETRY") == task.AsyncResult("id-1").state
     assert ignored is message.headers["ignore_result"]

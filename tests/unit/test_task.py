@@ -28,7 +28,7 @@ from celery_singleton_lock import (
     TooManyStarts,
     signals,
 )
-from celery_singleton_lock.testing import assert_free, assert_held, hold
+from celery_singleton_lock.testing import assert_free, assert_held, locked
 from tests.unit.conftest import MakeApp
 
 Singleton = Callable[..., Any]
@@ -81,7 +81,7 @@ def test_direct_call_is_not_locked(singleton: Singleton) -> None:
         self.lease.ensure()
         return "ran"
 
-    with hold(task):
+    with locked(task):
         assert "ran" == task()
     assert (False, False, 0.0) == (seen[0].held, seen[0].protected, seen[0].remaining)
     assert "ran" == task()
@@ -102,7 +102,7 @@ def test_nested_direct_calls_are_not_locked(singleton: Singleton) -> None:
         assert before is self.lease or not before.protected
         return found
 
-    with hold(inner, 0), hold(inner, 1), hold(task, 2), hold(task, 1), hold(task, 0):
+    with locked(inner, 0), locked(inner, 1), locked(task, 2), locked(task, 1), locked(task, 0):
         assert [0, [0], False, 0, [0], False, 0, [0], False, 0] == deliver(task, 3).retval
     assert_free(task, 3)
 
@@ -152,7 +152,7 @@ def test_task_behind_a_proxy_is_locked(singleton: Singleton) -> None:
         return bool(self.lease.protected)
 
     assert deliver(Proxy(task)).retval is True
-    with hold(task):
+    with locked(task):
         assert isinstance(deliver(Proxy(task)).info.retval, Ignore)
 
 
@@ -181,7 +181,7 @@ class TestClassWithoutName:
         task = app.register_task(Nameless())
         assert task.name.endswith(".Nameless")
         assert deliver(task).retval is True
-        with hold(task):
+        with locked(task):
             assert isinstance(deliver(task).info.retval, Ignore)
 
     def test_bad_option_is_refused(self, app: Celery) -> None:
@@ -213,7 +213,7 @@ def test_map_items_are_not_locked(singleton: Singleton, app: Celery) -> None:
     def task(a: int) -> int:
         return a * 2
 
-    with hold(task, 1):
+    with locked(task, 1):
         assert [2, 2, 4] == task.map([1, 1, 2]).apply().get()
         assert [2, 2] == task.starmap([(1,), (1,)]).apply().get()
         assert [[2, 2], [4]] == task.chunks([(1,), (1,), (2,)], 2).group().apply().get()
@@ -232,7 +232,7 @@ def test_eager_run_is_not_locked_unless_asked_for(make_app: MakeApp) -> None:
         app = make_app(**settings)
         app.task(base=SingletonTask, name="x")(body)
         task = app.tasks["x"]
-        with hold(task):
+        with locked(task):
             assert expected == task.apply().get()
     assert [False, False] == seen
 
@@ -261,7 +261,7 @@ def test_eager_policies(singleton: Singleton) -> None:
     @singleton(name="waits", on_duplicate="retry")
     def waits() -> None: ...
 
-    with hold(skips), hold(raises), hold(waits):
+    with locked(skips), locked(raises), locked(waits):
         assert "there" == skips.apply().get()
         for task in (raises, waits):
             result = task.apply()
@@ -306,7 +306,7 @@ def test_eager_skip_at_the_end_of_a_chain(singleton: Singleton, plain: Any, eage
     @singleton(name="x", on_duplicate=Skip("there"))
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         assert "there" == eagerly(chain(plain("before").si(), task.si())).get()
 
 
@@ -316,7 +316,7 @@ def test_eager_skip_in_a_chain(singleton: Singleton, plain: Any, eagerly: Any, e
     @singleton(name="x")
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         eagerly(chain(task.si(), plain("after").si()))
     assert [("x", "SUCCESS"), ("after", "SUCCESS")] == ended
 
@@ -327,7 +327,7 @@ def test_eager_skip_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any, e
     @singleton(name="x", on_duplicate=Skip("there"))
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         work = chord([task.si(), plain("other").si()], plain("body").s())
         assert ["there", "other"] == eagerly(work).get()
     assert [("x", "SUCCESS"), ("other", "SUCCESS"), ("body", "SUCCESS")] == ended
@@ -341,7 +341,7 @@ def test_eager_callback(singleton: Singleton, app: Celery, plain: Any, ended: An
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         task.apply_async(link=plain("callback").si())
     assert ["x"] == [name for name, _ in ended]
 
@@ -353,7 +353,7 @@ def test_eager_failure_in_a_chain(singleton: Singleton, plain: Any, eagerly: Any
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    with hold(task), pytest.raises(DuplicateTask):
+    with locked(task), pytest.raises(DuplicateTask):
         eagerly(chain(plain("before").si(), task.si(), plain("after").si()))
     assert [("before", "SUCCESS"), ("x", "FAILURE")] == ended
 
@@ -365,7 +365,7 @@ def test_eager_failure_at_the_end_of_a_chain(singleton: Singleton, plain: Any, e
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         result = eagerly(chain(plain("before").si(), task.si()))
     assert "FAILURE" == result.state
     assert isinstance(result.result, DuplicateTask)
@@ -378,7 +378,7 @@ def test_eager_failure_in_a_chord(singleton: Singleton, plain: Any, eagerly: Any
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    with hold(task), pytest.raises(DuplicateTask):
+    with locked(task), pytest.raises(DuplicateTask):
         eagerly(chord([task.si(), plain("other").si()], plain("body").s()))
     assert [("x", "FAILURE"), ("other", "SUCCESS")] == ended
 
@@ -411,7 +411,7 @@ def test_app_task_cls(make_app: MakeApp) -> None:
     assert celerys
     for one in celerys:
         assert type(one).__call__ is Task.__call__, one.name
-    with hold(app.tasks["x"]):
+    with locked(app.tasks["x"]):
         assert task.apply().get() is None
 
 
@@ -438,7 +438,7 @@ def test_shared_task(make_app: MakeApp) -> None:
     assert other.tasks["shared.x"].lock_key_for().startswith("other:")
     for app in (one, other):
         app.conf.singleton_lock_eager = True
-    with hold(one.tasks["shared.x"]):
+    with locked(one.tasks["shared.x"]):
         assert one.tasks["shared.x"].apply().get() is None
         assert "ran" == other.tasks["shared.x"].apply().get()
     one.set_current()
@@ -480,7 +480,7 @@ def test_overridden_without_super(app: Celery, cls: type, expected: Any) -> None
     task = app.register_task(cls())
     assert expected == traced(task)
     assert_free(task)
-    with hold(task):
+    with locked(task):
         deliver_ignored(task)
 
 
@@ -572,7 +572,7 @@ def test_context_around_the_body(app: Celery, calls: str, shape: str) -> None:
     assert ("of the app", True, True) == traced(task)
     assert ["entered while held", "left while held"] == events
     assert_free(task)
-    with hold(task):
+    with locked(task):
         deliver_ignored(task)
     assert 2 == len(events)
 
@@ -583,7 +583,7 @@ def test_before_start_without_super(app: Celery) -> None:
     assert traced(task) is True
     assert ("id-1", True) == task.started
     del task.started
-    with hold(task):
+    with locked(task):
         deliver_ignored(task)
     assert not hasattr(task, "started")
 
@@ -629,7 +629,7 @@ def test_abortable_task(make_app: MakeApp) -> None:
 
     assert [False, True] == traced(app.tasks["x"])
     assert "AbortableAsyncResult" == type(task.AsyncResult("1")).__name__
-    with hold(app.tasks["x"]):
+    with locked(app.tasks["x"]):
         assert task.apply().get() is None
 
 
@@ -700,7 +700,7 @@ def test_arguments_in_results(singleton: Callable[..., Any], app: Celery, extend
 
     redacted = {"argsrepr": "<redacted>", "kwargsrepr": "<redacted>", "ignore_result": False}
     skipped, ran = str(uuid4()), str(uuid4())  # Celery's memory backend is one for the whole process
-    with hold(task, "s3cret"):
+    with locked(task, "s3cret"):
         deliver(task, "s3cret", task_id=skipped, **redacted)
     deliver(plain, "s3cret", task_id=ran, **redacted)
     metas = [str(app.backend.get_task_meta(task_id)) for task_id in (skipped, ran)]
@@ -762,7 +762,7 @@ def test_our_errors_are_never_auto_retried(singleton: Singleton) -> None:
     def task() -> None:
         raise AssertionError("must not run")
 
-    with hold(task):
+    with locked(task):
         assert isinstance(task.apply().result, DuplicateTask)
 
 
@@ -802,7 +802,7 @@ def test_refusal_leaves_the_tracer_few_frames(singleton: Singleton, policy: str)
     @singleton(name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         assert ["trace_task", "guarded"] == functions_in(deliver(task).retval.traceback)
 
 
@@ -926,7 +926,7 @@ def test_duplicate_signal_is_sent_once(singleton: Singleton) -> None:
 
     signals.duplicate.connect(met, weak=False)
     try:
-        with hold(task, 1):
+        with locked(task, 1):
             task.apply((1,), task_id="dup")
     finally:
         signals.duplicate.disconnect(met)
@@ -952,7 +952,7 @@ def test_callable_policy(singleton: Singleton) -> None:
     @singleton(name="two", on_duplicate=choose)
     def two() -> None: ...
 
-    with hold(one), hold(two):
+    with locked(one), locked(two):
         assert "chosen" == one.apply().get()
         assert isinstance(two.apply().result, DuplicateTask)
     assert [("one", "held-by-test"), ("two", "held-by-test")] == seen
@@ -965,7 +965,7 @@ def test_callable_policy_with_a_bad_answer(singleton: Singleton, answer: Any) ->
     @singleton(name="x", on_duplicate=lambda task, holder: answer)
     def task() -> None: ...
 
-    with hold(task):
+    with locked(task):
         error = task.apply().result
     assert isinstance(error, ConfigurationError)
     assert "x" in str(error)
@@ -985,7 +985,7 @@ def test_callable_policy_as_method(app: Celery) -> None:
         def run(self) -> None: ...
 
     task = app.register_task(Own())
-    with hold(task):
+    with locked(task):
         assert "static" == task.apply().get()
 
 
@@ -995,7 +995,7 @@ def test_force_unlock(singleton: Singleton) -> None:
     @singleton(name="x")
     def task(a: int) -> None: ...
 
-    with hold(task, 1):
+    with locked(task, 1):
         assert "held-by-test" == task.force_unlock(1).task_id
         assert_free(task, 1)
         assert task.force_unlock(1) is None
@@ -1008,7 +1008,7 @@ def test_lock_holder(singleton: Singleton) -> None:
     def task(a: int) -> None: ...
 
     assert task.lock_holder(1) is None
-    with hold(task, 1):
+    with locked(task, 1):
         assert "held-by-test" == assert_held(task, a=1).task_id
 
 

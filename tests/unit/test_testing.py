@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.testing import assert_free, assert_held, hold, memory_store
+from celery_singleton_lock.testing import assert_free, assert_held, locked, memory_store
 from tests.servers import until
 from tests.unit.conftest import MakeApp
 
@@ -35,7 +35,7 @@ def test_duplicate_without_redis(make_app: MakeApp) -> None:
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app):
-        with hold(sync, 42) as holder:
+        with locked(sync, 42) as holder:
             assert sync.apply((42,)).result is None
             assert "synced 43" == sync.apply((43,)).result
             assert holder.task_id == assert_held(sync, 42).task_id
@@ -47,11 +47,16 @@ def test_duplicate_without_redis(make_app: MakeApp) -> None:
             assert_held(sync, 42)
 
 
-def test_hold_twice_is_an_error(make_app: MakeApp) -> None:
+def test_locking_twice_is_an_error(make_app: MakeApp) -> None:
     """A held signature cannot be held again; the error names key and holder."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
-    with memory_store(app), hold(sync, 42), pytest.raises(AssertionError, match="held-by-test"), hold(sync, account=42):
+    with (
+        memory_store(app),
+        locked(sync, 42),
+        pytest.raises(AssertionError, match="held-by-test"),
+        locked(sync, account=42),
+    ):
         pass
 
 
@@ -60,7 +65,7 @@ def test_store_is_empty_at_first(make_app: MakeApp) -> None:
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app):
-        left = hold(sync, 42)
+        left = locked(sync, 42)
         left.__enter__()
     with memory_store(app):
         assert_free(sync, 42)
@@ -95,7 +100,7 @@ def test_keys_are_the_same_inside(make_app: MakeApp) -> None:
     key = sync.lock_key_for(42)
     with memory_store(app):
         assert key == sync.lock_key_for(42)
-        with hold(sync, 42):
+        with locked(sync, 42):
             assert sync.lock_holder(42)
 
 
@@ -113,7 +118,7 @@ def test_nested_use(make_app: MakeApp) -> None:
     """An inner block has its own store; after it the locks of the outer block are held again."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
-    with memory_store(app), hold(sync, 42):
+    with memory_store(app), locked(sync, 42):
         with memory_store(app):
             assert_free(sync, 42)
         assert_held(sync, 42)
@@ -123,7 +128,7 @@ def test_policies_can_be_tested(make_app: MakeApp) -> None:
     """The task's own policy decides what happens to the duplicate."""
     app = redis_app(make_app)
     loud = app.task(base=SingletonTask, name="loud", on_duplicate="raise")(sync_account)
-    with memory_store(app), hold(loud, 1):
+    with memory_store(app), locked(loud, 1):
         assert "DuplicateTask" == type(loud.apply((1,)).result).__name__
 
 
@@ -226,13 +231,13 @@ class TestInFixtures:
     @pytest.fixture
     def outer(self, make_app: MakeApp) -> Iterator[Any]:
         app = redis_app(make_app)
-        with memory_store(app), hold(app.tasks["sync"], 1):
+        with memory_store(app), locked(app.tasks["sync"], 1):
             yield app
             assert_held(app.tasks["sync"], 1)
 
     @pytest.fixture
     def inner(self, outer: Any) -> Iterator[Any]:
-        with memory_store(outer), hold(outer.tasks["sync"], 2):
+        with memory_store(outer), locked(outer.tasks["sync"], 2):
             yield outer
             assert_free(outer.tasks["sync"], 1)
 
@@ -283,12 +288,12 @@ def bare_function(app: Any) -> Any:
     "make", [plain_task, switched_off, switched_off_below, switched_off_by_setting, celerys_own, bare_function]
 )
 def test_task_without_a_lock_is_refused(make_app: MakeApp, make: Callable[[Any], Any]) -> None:
-    """`hold` and the assertions refuse a task that uses no lock; the error names it and says why."""
+    """`locked` and the assertions refuse a task that uses no lock; the error names it and says why."""
     app = redis_app(make_app)
     task = make(app)
     name = getattr(task, "name", "sync_account")
     with memory_store(app):
-        with pytest.raises(TypeError, match=f"{name}.* no lock"), hold(task, 42):
+        with pytest.raises(TypeError, match=f"{name}.* no lock"), locked(task, 42):
             pass
         with pytest.raises(TypeError, match=f"{name}.* no lock"):
             assert_held(task, 42)
