@@ -26,10 +26,10 @@ from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.health import UNKNOWN, Bounds, Health, evaluate
 from celery_singleton_lock.revoking import Release, answers_of, revoke
 from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.records import SEPARATOR, WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
-from celery_singleton_lock.verdict import UNKNOWN, Bounds, Verdict, judge
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 #: How many characters the author and the reason of a pause may have.
@@ -165,7 +165,7 @@ def check(
     max_blocked: float | None = None,
     max_lost: float | None = None,
     no_success_for: float | None = None,
-) -> Verdict:
+) -> Health:
     """Compare what `stats` tells with bounds, and try whether the store takes writes, as `check` does; times are in seconds.
 
     Arguments:
@@ -184,9 +184,9 @@ def check(
         refusal = str(error)
     missing = [] if no_success_for is not None else [name for name in tasks if name not in known]
     if (missing or not found) and not refusal:
-        return Verdict(UNKNOWN, f"no worker has registered {', '.join(missing) or 'a task'} in this store")
+        return Health(UNKNOWN, f"no worker has registered {', '.join(missing) or 'a task'} in this store")
     bounds, now = Bounds(max_age, max_blocked, max_lost, no_success_for), time.time()
-    return judge(found, bounds, tasks, now, refusal, now - (math.inf if no_success_for is None else _uptime(app)))
+    return evaluate(found, bounds, tasks, now, refusal, now - (math.inf if no_success_for is None else _uptime(app)))
 
 
 def _uptime(app: Any) -> float:

@@ -169,7 +169,7 @@ class Outages:
         return self._clock() - self._answers_since >= settled + (_PATIENCE if is_open else 0.0)
 
     def _summary(self) -> tuple[str, tuple[Any, ...]]:
-        told = [f"{task} ({verdict or 'its body has ended'})" for task, verdict in self._lost.values()]
+        told = [f"{task} ({finding or 'its body has ended'})" for task, finding in self._lost.values()]
         names = ", ".join(told[:_NAMED]) + (f" and {len(told) - _NAMED} others" if len(told) > _NAMED else "")
         text = (
             "The store of locks answers again after %.1f s: %d tasks were postponed, %d went on without a lock, "

@@ -11,8 +11,8 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.cli.group import as_json, in_one_line, option, singleton
 from celery_singleton_lock.cli.output import print_json
+from celery_singleton_lock.health import NAMES, UNKNOWN, Health
 from celery_singleton_lock.texts import printable
-from celery_singleton_lock.verdict import NAMES, UNKNOWN, Verdict
 
 
 class _Check(click.Command):
@@ -23,28 +23,28 @@ class _Check(click.Command):
         try:
             return super().make_context(info_name, args, *more, **options)
         except click.UsageError as error:
-            raise _told(Verdict(UNKNOWN, error.format_message()), as_json) from error
+            raise _told(Health(UNKNOWN, error.format_message()), as_json) from error
 
     def invoke(self, context: click.Context) -> Any:
         try:
-            verdict = super().invoke(context)
+            health = super().invoke(context)
         except Exception as failure:
-            verdict = Verdict(UNKNOWN, in_one_line(context, failure).message)
-        raise _told(verdict, context.params["as_json"])
+            health = Health(UNKNOWN, in_one_line(context, failure).message)
+        raise _told(health, context.params["as_json"])
 
 
-def _told(verdict: Verdict, as_json: bool = False) -> click.exceptions.Exit:
+def _told(health: Health, as_json: bool = False) -> click.exceptions.Exit:
     if as_json:
-        print_json(verdict.as_dict())
+        print_json(health.as_dict())
     else:
-        click.echo(line_of(verdict))
-    return click.exceptions.Exit(verdict.status)
+        click.echo(line_of(health))
+    return click.exceptions.Exit(health.status)
 
 
-def line_of(verdict: Verdict) -> str:
+def line_of(health: Health) -> str:
     """Return the line that Nagios reads."""
-    text = printable(verdict.text).replace("|", "/")  # what comes after a bar is read as numbers
-    return f"SINGLETON {NAMES[verdict.status]} - {text}" + (f" | {verdict.perfdata}" if verdict.perfdata else "")
+    text = printable(health.text).replace("|", "/")  # what comes after a bar is read as numbers
+    return f"SINGLETON {NAMES[health.status]} - {text}" + (f" | {health.perfdata}" if health.perfdata else "")
 
 
 @singleton.command(cls=_Check)
@@ -59,7 +59,7 @@ def line_of(verdict: Verdict) -> str:
 )
 @as_json
 @click.pass_obj
-def check(obj: Any, /, named: Sequence[str], as_json: bool, **bounds: Any) -> Verdict:
+def check(obj: Any, /, named: Sequence[str], as_json: bool, **bounds: Any) -> Health:
     """Check the locks as a Nagios plug-in.
 
     Prints one line with performance data. Exits with 0 (OK), 1 (WARNING: a value is above its bound), 2 (CRITICAL: above twice

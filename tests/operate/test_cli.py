@@ -617,8 +617,8 @@ def test_check(env: WorkerEnvironment, celery: Run, quick: Quick) -> None:
     assert 2 == late.exit_code
     as_json = json.loads(quick(*words, "--max-age", "0", "--json").output)
     assert ("CRITICAL", 1) == (as_json["status"], as_json["values"]["blocked"])
-    verdict = locks.check(env.app, ["job.skip_value"], max_age=3600, max_blocked=0)
-    assert (2, late.output.partition(" - ")[2].partition(" | ")[0]) == (verdict.status, verdict.text)
+    health = locks.check(env.app, ["job.skip_value"], max_age=3600, max_blocked=0)
+    assert (2, late.output.partition(" - ")[2].partition(" | ")[0]) == (health.status, health.text)
 
 
 @one_pool

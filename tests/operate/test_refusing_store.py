@@ -74,8 +74,8 @@ def test_check(app: Celery, client: Any, refusal: str) -> None:
     done = command(app, "check", "--max-age", "1h")
     assert done.output.startswith("SINGLETON CRITICAL - the store takes no writes: "), done.output
     assert (2, True) == (done.exit_code, " | locks=" in done.output)
-    verdict = locks.check(app)
-    assert re.search(said, verdict.text)
+    health = locks.check(app)
+    assert re.search(said, health.text)
     assert "CRITICAL" == json.loads(command(app, "check", "--json").output)["status"]
     client.execute_command(*mends)
     assert 0 == command(app, "check").exit_code

@@ -1,4 +1,4 @@
-"""What the commands of `celery singleton` do without a store: durations, verdicts of `check`, tables."""
+"""What the commands of `celery singleton` do without a store: durations, the health that `check` finds, tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.cli.check import line_of
 from celery_singleton_lock.cli.duration import DURATION, Duration
 from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.health import CRITICAL, OK, WARNING, Bounds, evaluate
 from celery_singleton_lock.store.records import Statistics
-from celery_singleton_lock.verdict import CRITICAL, OK, WARNING, Bounds, judge
 from tests.unit.test_readme import DOCUMENTS, ROOT
 
 NOW = 1_700_000_000.0
@@ -66,7 +66,7 @@ def one(task: str = "sync", oldest: float = 0.0, blocked: int = 0, running: int 
 
 
 def status(found: Statistics, named: Any = (), **bounds: float) -> int:
-    return judge([found], Bounds(**bounds), named, NOW).status
+    return evaluate([found], Bounds(**bounds), named, NOW).status
 
 
 @pytest.mark.parametrize(
@@ -107,26 +107,26 @@ def test_store_that_has_just_started() -> None:
     failed, named = one(last_start=1, released__failure=1), one()
     for found, names in ((failed, ()), (named, ["sync"])):
         for up, expected in ((9, OK), (11, WARNING), (21, CRITICAL)):
-            verdict = judge([found], Bounds(no_success_for=10), names, NOW, store_start=NOW - up)
-            assert expected == verdict.status
+            health = evaluate([found], Bounds(no_success_for=10), names, NOW, store_start=NOW - up)
+            assert expected == health.status
             assert (up, up > 10) == (
-                verdict.values["since_success"],
-                "no success since the store started, " in verdict.text,
+                health.values["since_success"],
+                "no success since the store started, " in health.text,
             )
 
 
 def test_line() -> None:
     """The line names the worst problem first, and the numbers are those of the worst task; no text is taken for numbers."""
     tasks = [one("a|\n", oldest=NOW - 15, running=2), one("b", blocked=30, last_start=1, released__failure=1)]
-    verdict = judge(tasks, Bounds(max_age=10, max_blocked=5, no_success_for=60), (), NOW)
-    text, _, numbers = line_of(verdict).partition(" | ")
+    health = evaluate(tasks, Bounds(max_age=10, max_blocked=5, no_success_for=60), (), NOW)
+    text, _, numbers = line_of(health).partition(" | ")
     assert (
         "SINGLETON CRITICAL - b: a holder has met 30 duplicates; b: no success yet; a/\\n: a lock is held for 15s"
         == text
     )
     assert "locks=2;;;0 oldest=15s;10;20;0 blocked=30;5;10;0 lost=0c;;;0 since_success=U;60;120;0" == numbers
-    assert {"locks": 2, "oldest": 15, "blocked": 30, "lost": 0, "since_success": None} == verdict.values
-    assert math.inf not in verdict.values.values(), "JSON has none"
+    assert {"locks": 2, "oldest": 15, "blocked": 30, "lost": 0, "since_success": None} == health.values
+    assert math.inf not in health.values.values(), "JSON has none"
 
 
 # -- tables ------------------------------------------------------------------------------------

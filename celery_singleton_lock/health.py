@@ -1,4 +1,7 @@
-"""Compares what is recorded of locks with bounds: a value above its bound is a warning, above twice its bound it is critical."""
+"""The health check: compares what is recorded of locks with bounds.
+
+A value above its bound is a warning, above twice its bound it is critical.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Bounds(NamedTuple):
 
 
 @dataclass
-class Verdict:
-    """What a check has found.
+class Health:
+    """What a health check has found.
 
     Arguments:
         status: `OK`, `WARNING`, `CRITICAL` or `UNKNOWN`, as numbers from 0 to 3: the exit status of a Nagios plug-in.
@@ -59,14 +62,14 @@ _MEASURES = (
 )
 
 
-def judge(
+def evaluate(
     found: Sequence[Statistics],
     bounds: Bounds,
     named: Sequence[str],
     now: float,
     refusal: str = "",
     store_start: float = -math.inf,
-) -> Verdict:
+) -> Health:
     """Compare the statistics of tasks with the bounds.
 
     Arguments:
@@ -75,7 +78,7 @@ def judge(
         refusal: why the store takes no writes.
         store_start: when the store started, in seconds since 1970, if it tells.
     """
-    verdict, worst = Verdict(), [0.0] * len(_MEASURES)
+    health, worst = Health(), [0.0] * len(_MEASURES)
     problems = [(CRITICAL, f"the store takes no writes: {refusal}")] if refusal else []
     for one in found:
         for place, value in enumerate(_values(one, one.task in named, now, store_start)):
@@ -86,12 +89,12 @@ def judge(
                 problems.append((status, f"{one.task}: {_problem(_MEASURES[place], value, known)}"))
     count = sum(one.held for one in found)
     problems.sort(key=lambda problem: -problem[0])
-    verdict.status = problems[0][0] if problems else OK
-    verdict.text = "; ".join(text for _, text in problems) or f"{count} locks of {len(found)} tasks"
+    health.status = problems[0][0] if problems else OK
+    health.text = "; ".join(text for _, text in problems) or f"{count} locks of {len(found)} tasks"
     measured = {one.perfdata: None if value == math.inf else value for one, value in zip(_MEASURES, worst, strict=True)}
-    verdict.values = {"locks": count, **measured}
-    verdict.perfdata = " ".join([f"locks={count};;;0", *_perfdata(worst, bounds)])
-    return verdict
+    health.values = {"locks": count, **measured}
+    health.perfdata = " ".join([f"locks={count};;;0", *_perfdata(worst, bounds)])
+    return health
 
 
 def _values(one: Statistics, named: bool, now: float, store_start: float) -> tuple[float, float, float, float]:
