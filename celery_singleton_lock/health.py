@@ -100,7 +100,7 @@ def evaluate(
 def _values(one: Statistics, named: bool, now: float, store_start: float) -> tuple[float, float, float, float]:
     """Return the values of a task, in the order of `Bounds`."""
     age = max(0.0, now - one.oldest) if one.oldest else 0.0
-    lost = one.sum("lost") - one.counters.get("lost:revoked", 0)  # an operator's release is no alarm
+    lost = one.sum("lost") - one.counters.get("lost:released_by_operator", 0)  # an operator's release is no alarm
     return age, one.blocked, lost, _since_success(one, named, now, store_start)
 
 
@@ -110,7 +110,7 @@ def _since_success(one: Statistics, named: bool, now: float, store_start: float)
         return max(0.0, now - last / 1000)
     if not (named or one.counters.get("last_start")) or one.counters.get("released:started"):
         return 0.0  # with `lock_until="start"`, the end of a body is not seen
-    has_ended = any(map(one.sum, ("released", "expired", "revoked")))
+    has_ended = any(map(one.sum, ("released", "expired", "released_by_operator")))
     return max(0.0, now - (one.oldest if one.oldest and not has_ended else store_start))
 
 

@@ -115,13 +115,14 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
 
     The names of counters, with labels after a colon:
 
-    * `acquired`, `reacquired`, `expired`, `revoked`, and `released:` with `success`, `failure`, `retry`, `other`, or `started`
-      (``lock_until="start"``: the end of the body is not seen). While the store loses nothing, acquired + reacquired = released +
-      expired + revoked + what exists now (`Statistics.held`).
+    * `acquired`, `reacquired`, `expired`, `released_by_operator`, and `released:` with `success`, `failure`, `retry`, `other`, or
+      `started` (``lock_until="start"``: the end of the body is not seen). While the store loses nothing, acquired + reacquired =
+      released + expired + released_by_operator + what exists now (`Statistics.held`).
     * `duplicates:` with the policy's name, `callable` or `custom`: messages that found the lock held, each counted once.
       `redelivery_checks`: deliveries of a message that another delivery runs. `starts_refused`: by `max_starts`.
-    * `lost:` with `expired`, `not_owner`, `revoked` or `lock_at_most`; `renewals`, `renewal_failures`, `store_errors:` with the
-      verb: counted by the processes of bodies, which report all of it when they lose a lock of the task, or next acquire one.
+    * `lost:` with `expired`, `not_owner`, `released_by_operator` or `lock_at_most`; `renewals`, `renewal_failures`,
+      `store_errors:` with the verb: counted by the processes of bodies, which report all of it when they lose a lock of the task,
+      or next acquire one.
     * `hold:` and `wait:` with an upper bound in seconds: how many leases were held, and how many messages waited, at most so
       long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
     * `last_start`, `last_success`: when, in milliseconds since 1970.
@@ -216,12 +217,12 @@ def server(app: Any) -> Mapping[str, str]:
 def release(
     app: Any, key: str, force: bool = False, dry_run: bool = False, timeout: float = 1.0, task_id: str = ""
 ) -> Release:
-    """Revoke a lock whose body does not run any more. Its holder, if it runs after all, is told that the lease is lost.
+    """Release a lock whose body does not run any more. Its holder, if it runs after all, is told that the lease is lost.
 
-    The node of the holder is asked whether it runs the task. If it does, or does not answer, only `force` revokes the lock.
+    The node of the holder is asked whether it runs the task. If it does, or does not answer, only `force` releases the lock.
 
     Arguments:
-        force: revoke it whatever the node says. Another body may then start while the first one runs.
+        force: release it whatever the node says. Another body may then start while the first one runs.
         dry_run: only ask.
         timeout: seconds in which the node must answer.
         task_id: release it only if this task holds it.

@@ -1,4 +1,4 @@
-"""Revokes a lock whose body does not run any more, after asking the holder's worker node."""
+"""Releases a lock whose body does not run any more, after asking the holder's worker node."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Release:
 
     @property
     def released(self) -> bool:
-        """Whether the lock was revoked from its holder."""
+        """Whether the lock was taken from its holder."""
         return self.outcome == "released"
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
 
 
 def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bool) -> Release:
-    """Revoke a lock if its node's answer allows that, or with `force`; return what became of it."""
+    """Take a lock from its holder if the node's answer allows that, or with `force`; return what became of it."""
     assert asked.holder
     if asked.answer in (RUNNING, SILENT, UNREACHABLE) and not force:
         return replace(asked, outcome="refused")

@@ -201,7 +201,7 @@ class SingletonMixin:
         return context_of(self.app).store.holder(*config_for(self).lock_keys(args, kwargs))
 
     def force_unlock(self: Any, *args: Any, **kwargs: Any) -> Holder | None:
-        """Revoke the lock of a call from its holder, the oldest of several, who is notified; return who that was.
+        """Release the lock of a call, whoever holds it, the oldest of several, who is notified; return who that was.
 
         The starts that were counted for `max_starts` are forgotten, also if nobody holds the lock.
 

@@ -24,7 +24,7 @@ Rows = Sequence[Sequence[str]]
 MOST_COLOURED = 500
 _STYLES = {
     **dict.fromkeys(("running", "success"), "green"),
-    **dict.fromkeys(("queued", "retry", "cooldown", "paused", "revoked"), "yellow"),
+    **dict.fromkeys(("queued", "retry", "cooldown", "paused", "released_by_operator"), "yellow"),
     **dict.fromkeys(("failure", "expired"), "red"),
 }
 LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "DUPLICATES", "WAITING", "NODE", "TASK-ID", "KEY")

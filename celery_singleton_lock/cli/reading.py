@@ -27,7 +27,7 @@ _LABELS = {
     "acquired": "ACQUIRED",
     "duplicates": "DUPLICATES",
     "expired": "EXPIRED",
-    "revoked": "REVOKED",
+    "released_by_operator": "BY-OPERATOR",
     "lost": "LOST",
 }
 _RELEASED = ("success", "failure", "retry", "other")

@@ -45,7 +45,9 @@ _COUNTERS = (
     _Counter("reacquired", "Leases that were acquired again, as the store had lost them."),
     _Counter("released", "Leases that were released, by how the body ended.", "outcome", OUTCOMES),
     _Counter("expired", "Leases that expired without a release."),
-    _Counter("revoked", "Leases that an operator or force_unlock() took from their holders."),
+    _Counter(
+        "released_by_operator", "Leases that an operator or force_unlock() released."
+    ),
     _Counter(
         "duplicates",
         "Messages that found their lock held, each counted once, by policy.",

@@ -108,12 +108,12 @@ class BodyRenewal:
             self._events.reacquired(lease)
 
     def _superseded(self, lease: LeaseState, result: RenewResult) -> None:
-        """Another delivery has the lock, or had it meanwhile, or the lock was revoked."""
+        """Another delivery has the lock, or had it meanwhile, or an operator released the lock."""
         if result is RenewResult.REVOKED:
             lease.unreleased = False
         elif result is RenewResult.NOT_OWNER:  # its owner may end soon: then it is reacquired, so that newcomers wait
             lease.due = self._clock() + lease.request.ttl / 12
-        self._mark_lost(lease, "revoked" if result is RenewResult.REVOKED else "not_owner")
+        self._mark_lost(lease, "released_by_operator" if result is RenewResult.REVOKED else "not_owner")
         if result is not RenewResult.REVOKED:
             self._events.learned(lease, was_alone=False)
 

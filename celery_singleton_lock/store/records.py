@@ -14,8 +14,8 @@ from celery_singleton_lock.holder import Holder
 
 #: How a body ended when its lock was released; `started`: the lock is released at the start (``lock_until="start"``).
 OUTCOMES = ("success", "failure", "retry", "other", "started")
-#: Why a lease was lost: its deadline passed, another delivery has the lock, it was revoked, or `lock_at_most` has passed.
-LOSSES = ("expired", "not_owner", "revoked", "lock_at_most")
+#: Why a lease was lost: its deadline passed, another delivery has the lock, an operator released it, or `lock_at_most` passed.
+LOSSES = ("expired", "not_owner", "released_by_operator", "lock_at_most")
 #: What a lock that exists is, see `Holder.state`.
 STATES = ("running", "queued", "cooldown", "paused")
 #: Calls to the store whose failures are counted.
@@ -99,9 +99,10 @@ class Run:
         node: its worker node.
         pid: its process.
         started: when the lock was granted.
-        ended: when the body ended; when the lease was revoked or expired, as long as the end of its body is not known.
-        outcome: how the body ended: `"success"`, `"failure"`, `"retry"` or `"other"`; else how its lease did: `"revoked"` or
-            `"expired"`.
+        ended: when the body ended; when an operator released the lease, or it expired, as long as the end of its body is not
+            known.
+        outcome: how the body ended: `"success"`, `"failure"`, `"retry"` or `"other"`; else how its lease did:
+            `"released_by_operator"` or `"expired"`.
         error: the beginning of the body's error.
         lease: what became of its lease: `"released"`, or why it was lost: one of `LOSSES`.
     """
@@ -156,7 +157,10 @@ class Statistics:
 
     @property
     def held(self) -> int:
-        """How many leases exist now: acquired + reacquired - released - expired - revoked. Cooldowns and pauses are no leases."""
+        """How many leases exist now: acquired + reacquired - released - expired - released_by_operator.
+
+        Cooldowns and pauses are no leases.
+        """
         return sum(self.states.get(state, 0) for state in ("running", "queued", "missing"))
 
     def as_dict(self) -> dict[str, Any]:

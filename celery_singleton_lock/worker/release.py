@@ -58,8 +58,8 @@ def release(execution: Execution, state: LeaseState, success: bool, kept: Kept |
     cooldown = state.cooldown_until if success and not state.lost else 0.0
     publish = partial(publish_next, state.task.app)
     pending = PendingRelease(request, success, kept=kept, cooldown_until=cooldown, publish=publish)
-    # The start of a revoked lease has ended, too, and the end of its body is recorded.
-    state.unreleased = state.unreleased or request.max_starts is not None or state.loss == "revoked"
+    # The start of a lease that an operator released has ended, too, and the end of its body is recorded.
+    state.unreleased = state.unreleased or request.max_starts is not None or state.loss == "released_by_operator"
     request.noted = request.noted._replace(fence=state.fence, loss=state.loss)
     if state.unreleased:
         try:

@@ -122,7 +122,8 @@ def check_balance(records: RecordStore, base: str) -> None:
     found = Statistics("", records.counters(base))
     leases = [lock for lock in records.locks(base) if lock.holder.state not in ("cooldown", "paused")]
     begun, ended = (
-        sum(map(found.sum, names)) for names in (("acquired", "reacquired"), ("released", "expired", "revoked"))
+        sum(map(found.sum, names))
+        for names in (("acquired", "reacquired"), ("released", "expired", "released_by_operator"))
     )
     assert begun == ended + len(leases), (found.counters, leases)
 

@@ -135,12 +135,14 @@ def test_body_whose_lock_was_revoked(backing: RedisBacking, records: RecordStore
     first = hold(task_id="t1")
     fence = holder_fence(backing, first)
     backing.store.revoke(base, first.lock)
-    assert [("revoked", "revoked")] == [(run.outcome, run.lease) for run in records.history(base)]
-    first.noted = Noted(outcome="success", fence=fence, loss="revoked")
+    assert [("released_by_operator", "released_by_operator")] == [
+        (run.outcome, run.lease) for run in records.history(base)
+    ]
+    first.noted = Noted(outcome="success", fence=fence, loss="released_by_operator")
     backing.store.release(first, True)
-    assert [("success", "revoked")] == [(run.outcome, run.lease) for run in records.history(base)]
+    assert [("success", "released_by_operator")] == [(run.outcome, run.lease) for run in records.history(base)]
     found = records.counters(base)
-    assert (1, 0) == (found["revoked"], found.get("released:success", 0))
+    assert (1, 0) == (found["released_by_operator"], found.get("released:success", 0))
 
 
 def test_late_end_of_a_run_that_nothing_tells_of(
@@ -355,8 +357,8 @@ def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
     wanted = hold()
     backing.store.revoke(base, wanted.lock)
     end(backing, wanted)
-    assert {"acquired": 1, "revoked": 1} == counters()
-    assert ["revoked"] == [run.outcome for run in records.history(base)]
+    assert {"acquired": 1, "released_by_operator": 1} == counters()
+    assert ["released_by_operator"] == [run.outcome for run in records.history(base)]
 
 
 def test_first_call_that_waits_for_quiet(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:

@@ -29,11 +29,11 @@ def disagreements(events: Sequence[Event], faults: Iterable[Fault], found: Seque
     for one in found:
         begun, ended = (
             one.sum("acquired") + one.sum("reacquired"),
-            sum(map(one.sum, ("released", "expired", "revoked"))),
+            sum(map(one.sum, ("released", "expired", "released_by_operator"))),
         )
         if begun != ended + one.held:
             wrong.append(f"{one.task}: {begun} began, {ended} ended, {one.held} exist")
-        for name in ("acquired", "reacquired", "released", "revoked"):
+        for name in ("acquired", "reacquired", "released", "released_by_operator"):
             if "publish" not in one.task and one.sum(name) != seen[one.task, name]:
                 wrong.append(f"{one.task}: {name} {one.sum(name)}, seen {seen[one.task, name]}")
         for name in sorted({name for task, name in most if task == one.task}.union(one.counters)):
@@ -60,7 +60,9 @@ def _counter(event: Event) -> str:
     """Return the counter of a change of a lock, "" if it has none."""
     if event["does"] == ["take"] and event.get("new"):
         return {"acquire": "acquired", "reacquire": "reacquired"}.get(event["verb"], "")
-    return {("free", "release"): "released", ("unlock", "revoke"): "revoked"}.get((event["does"][0], event["verb"]), "")
+    return {("free", "release"): "released", ("unlock", "revoke"): "released_by_operator"}.get(
+        (event["does"][0], event["verb"]), ""
+    )
 
 
 def _outcomes(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable[Fault]) -> tuple[Counts, Counts]:

@@ -183,7 +183,7 @@ class TestEvent:
             until(lost, "the event")
         (event,) = lost()
         assert (holder.id, "job.skip_short", env.worker.hostname()) == (event["uuid"], event["name"], event["hostname"])
-        assert (env.key("skip_short"), "revoked") == (event["key"], event["reason"])
+        assert (env.key("skip_short"), "released_by_operator") == (event["key"], event["reason"])
 
     @pytest.mark.parametrize("name", ["once_more", "once_more_latest", "replace"])
     def test_run_in_its_place(self, env: WorkerEnvironment, name: str) -> None:

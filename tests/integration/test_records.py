@@ -58,7 +58,8 @@ def balance(env: WorkerEnvironment, own_store: RedisServer) -> Iterator[None]:
 
 def is_balanced(found: Statistics) -> bool:
     begun, ended = (
-        sum(map(found.sum, names)) for names in (("acquired", "reacquired"), ("released", "expired", "revoked"))
+        sum(map(found.sum, names))
+        for names in (("acquired", "reacquired"), ("released", "expired", "released_by_operator"))
     )
     return begun == ended + found.held
 
@@ -133,11 +134,14 @@ def test_lost(env: WorkerEnvironment, queue: str) -> None:
     """A process that lost a lease reports it at once, with the reason."""
     job = env.job("skip_short")
     env.hold("skip_short", queue=queue, lock_options={"lock_ttl": 6})
-    before = counted(env, "skip_short").get("lost:revoked", 0)
+    before = counted(env, "skip_short").get("lost:released_by_operator", 0)
     job.force_unlock(env.tag)  # type: ignore[attr-defined]
-    until(lambda: before + 1 == counted(env, "skip_short").get("lost:revoked"), "it is counted while the body goes on")
+    until(
+        lambda: before + 1 == counted(env, "skip_short").get("lost:released_by_operator"),
+        "it is counted while the body goes on",
+    )
     assert env.lock_signals(env.key("skip_short"), "lock_lost")
-    assert "revoked" in LOSSES
+    assert "released_by_operator" in LOSSES
     env.let_go()
     env.finish_node(queue)
 
@@ -172,7 +176,7 @@ def test_success_after_a_loss(env: WorkerEnvironment, queue: str, newcomer: bool
         return [run for run in locks.history(env.app, "job.skip_short") if run.task_id == result.id]
 
     until(lambda: counted(env, "skip_short").get("last_success", 0) > max(before, newer), "the success is recorded")
-    assert [("success", "revoked")] == [(run.outcome, run.lease) for run in runs()]
+    assert [("success", "released_by_operator")] == [(run.outcome, run.lease) for run in runs()]
 
 
 def test_success_after_an_expiry(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:

@@ -222,7 +222,8 @@ def everything(instance: str, values: Mapping[str, str], begin: int = 0, end: in
     """
     labels = {
         "lost_total": [
-            {"task": TASK, "reason": reason} for reason in ("expired", "not_owner", "revoked", "lock_at_most")
+            {"task": TASK, "reason": reason}
+            for reason in ("expired", "not_owner", "released_by_operator", "lock_at_most")
         ],
         "store_errors_total": [{"task": TASK, "verb": verb} for verb in ("acquire", "release", "renew")],
         "build_info": [{"version": "1"}],
@@ -256,7 +257,7 @@ WELL = {
     "store_up": "1x600",
     "store_writable": "1x600",
     "store_memory_used_bytes": "1000x600",
-    "lost_total:revoked": "0+1x600",
+    "lost_total:released_by_operator": "0+1x600",
     "lost_total:lock_at_most": "0+1x600",
     "blocked_duplicates": "100x600",
     "last_success_timestamp_seconds": "0+60x600",

@@ -226,7 +226,7 @@ def test_killed_worker(
         (done.returncode, one["outcome"], one["key"]) for one in json.loads(done.stdout)
     ]
     found = row(celery("singleton", "history", env.key("long")), env.key("long"))
-    assert ("revoked", result.id, node.hostname()) == (found["OUTCOME"], found["TASK-ID"], found["NODE"])
+    assert ("released_by_operator", result.id, node.hostname()) == (found["OUTCOME"], found["TASK-ID"], found["NODE"])
 
 
 # -- show --------------------------------------------------------------------------------------

@@ -253,7 +253,10 @@ def test_numbers(worked: Any) -> None:
         value("duplicates_total", "long", policy="skip"),
         value("duplicates_total", "long", policy="wait"),
     )
-    assert (1, 1) == (value("lost_total", "skip_short", reason="revoked"), value("revoked_total", "skip_short"))
+    assert (1, 1) == (
+        value("lost_total", "skip_short", reason="released_by_operator"),
+        value("released_by_operator_total", "skip_short"),
+    )
     assert (1, 1) == (value("acquired_total", "told"), value("expired_total", "told"))
 
 
@@ -295,12 +298,12 @@ def test_histograms(worked: Any) -> None:
 
 
 def test_sum(worked: Any) -> None:
-    """For each task, acquired + reacquired = released + expired + revoked + what is held now."""
+    """For each task, acquired + reacquired = released + expired + released_by_operator + what is held now."""
     _, _, after, env = worked
     for task in locks.tasks(env.app):
         gained, ended = (
             sum(after.sum(f"{name}_total", task) for name in names)
-            for names in (("acquired", "reacquired"), ("released", "expired", "revoked"))
+            for names in (("acquired", "reacquired"), ("released", "expired", "released_by_operator"))
         )
         assert gained == ended + after.sum("leases", task), task
 

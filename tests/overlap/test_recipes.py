@@ -314,7 +314,9 @@ class TestImportFile:
         key = page.import_file.lock_key_for(env.tag)
         (lost,) = until(lambda: env.lock_signals(key, "lock_lost"), "the loss is known")
         assert cause == "revoked" or lost["at"] > sent + HOUR
-        assert env.worker.wait_for_lines("WARNING", result.id, "(lock_at_most)" if cause == "cap" else "(revoked)")
+        assert env.worker.wait_for_lines(
+            "WARNING", result.id, "(lock_at_most)" if cause == "cap" else "(released_by_operator)"
+        )
         recorder.lower_flag(f"{tag}.hold")
         assert isinstance(env.error(result), LockLost)
         assert [] == starts(recorder, f"save-{env.tag} 2")

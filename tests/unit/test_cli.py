@@ -88,7 +88,7 @@ def test_bounds(bound: str, at: Any) -> None:
 def test_bound_of_zero() -> None:
     """Where nothing is allowed, anything is critical."""
     assert (OK, CRITICAL) == (status(one(), max_lost=0), status(one(lost__expired=1), max_lost=0))
-    assert OK == status(one(lost__revoked=1), max_lost=0), "that was an operator"
+    assert OK == status(one(lost__released_by_operator=1), max_lost=0), "that was an operator"
 
 
 def test_no_success_yet() -> None:

@@ -574,7 +574,9 @@ def test_lost_lease_is_logged_with_its_holder(
     reported = threading.Event()
     execution.context_of(task.app).callbacks.call(reported.set)
     assert reported.wait(60)
-    expected = f"Task x[id-1] on node (pid {os.getpid()}) lost its lock and is still running (revoked); key {key}"
+    expected = (
+        f"Task x[id-1] on node (pid {os.getpid()}) lost its lock and is still running (released_by_operator); key {key}"
+    )
     assert expected in [record.getMessage() for record in caplog.records]
 
 

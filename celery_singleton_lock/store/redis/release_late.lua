@@ -15,9 +15,9 @@ if fence ~= '' and outcome ~= 'started' then
   for _, run in ipairs(redis.call('LRANGE', history, 0, -1)) do
     if string.find(run, mark, 1, true) then
       local how, former, rest = string.match(run, '^[^\31]*\31([^\31]*)\31[^\31]*\31([^\31]*)\31(.*)$')
-      if how == 'expired' or how == 'revoked' then
+      if how == 'expired' or how == 'released_by_operator' then
         redis.call('LREM', history, 1, run)
-        entry, fate = rest, former == 'revoked' and former or fate
+        entry, fate = rest, former == 'released_by_operator' and former or fate
       else
         is_new = false -- this call was sent before
       end
