@@ -12,7 +12,7 @@ from redis import Redis
 
 from benchmarks.gates import OPEN, REACHED
 from benchmarks.tasks import ONCE, SINGLETON, base_classes, make_app
-from celery_singleton_lock import Replace, RetryLater, RunOnceMore, SingletonTask, Wait
+from celery_singleton_lock import Debounce, Replace, RetryLater, SingletonTask, Wait
 
 #: Key of the list of runs: "<start> <end>" in seconds, on a clock that processes share.
 RUNS = "benchmarks:runs"
@@ -34,7 +34,7 @@ def policies() -> dict[str, dict[str, Any]]:
         "retry": {"on_duplicate": SOON},
         "wait": {"on_duplicate": Wait(max_waiting=100_000)},
         "run_once_more": {"on_duplicate": "run_once_more"},
-        "debounce": {"on_duplicate": RunOnceMore(quiet=1, max_quiet=30)},
+        "debounce": {"on_duplicate": Debounce(quiet=1, max_quiet=30)},
         "join": {"on_duplicate": "join"},
         "replace": {"on_duplicate": Replace(grace=3600)},  # as the first body does not stop
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-from celery_singleton_lock import MaxStarts, RetryLater, RunOnceMore, SingletonTask
+from celery_singleton_lock import Debounce, MaxStarts, RetryLater, RunOnceMore, SingletonTask
 
 #: Seconds for which a success holds the signature: much longer than the body of a test runs.
 COOLDOWN = 15.0
@@ -52,7 +52,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "wait": "wait",
         "run_once_more": "run_once_more",
         "latest": RunOnceMore(keep="latest"),
-        "quiet": RunOnceMore(quiet=0.3, max_quiet=60),
+        "quiet": Debounce(quiet=0.3, max_quiet=60),
         "callable": choose,
         "join": "join",
         "replace": "replace",

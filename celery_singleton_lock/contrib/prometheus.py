@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 from celery_singleton_lock import locks
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
-from celery_singleton_lock.policies import NAMED
+from celery_singleton_lock.policies import KINDS
 from celery_singleton_lock.store.records import BOUNDS, LOSSES, OUTCOMES, STATES, VERBS, Statistics
 
 Answer = TypeVar("Answer")
@@ -45,14 +45,12 @@ _COUNTERS = (
     _Counter("reacquired", "Leases that were acquired again, as the store had lost them."),
     _Counter("released", "Leases that were released, by how the body ended.", "outcome", OUTCOMES),
     _Counter("expired", "Leases that expired without a release."),
-    _Counter(
-        "released_by_operator", "Leases that an operator or force_unlock() released."
-    ),
+    _Counter("released_by_operator", "Leases that an operator or force_unlock() released."),
     _Counter(
         "duplicates",
         "Messages that found their lock held, each counted once, by policy.",
         "policy",
-        (*NAMED, "callable", "custom"),
+        (*KINDS.values(), "callable", "custom"),
     ),
     _Counter("redelivery_checks", "Deliveries of a message that another delivery runs."),
     _Counter("starts_refused", "Starts that max_starts refused."),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from celery_singleton_lock.policies.debounce import Debounce
 from celery_singleton_lock.policies.decisions import Policy
 from celery_singleton_lock.policies.join import Join
 from celery_singleton_lock.policies.raise_ import Raise
@@ -12,6 +13,7 @@ from celery_singleton_lock.policies.skip import Skip
 from celery_singleton_lock.policies.wait import Wait
 
 __all__ = [
+    "Debounce",
     "Join",
     "Policy",
     "Raise",
@@ -35,7 +37,8 @@ NAMED: dict[str, Policy] = {
     "run_once_more": RunOnceMore(),
     "replace": Replace(),
 }
-_NAMES: dict[type, str] = {type(policy): name for name, policy in NAMED.items()}
+#: This library's policies, and what counters call them. `Debounce` is no name for the option: it has no defaults.
+KINDS: dict[type, str] = {**{type(policy): name for name, policy in NAMED.items()}, Debounce: "debounce"}
 
 
 def as_policy(value: object) -> Policy | None:
@@ -47,7 +50,7 @@ def as_policy(value: object) -> Policy | None:
 
 def name_of(value: object) -> str:
     """Return the name of a policy; "custom" for one of a user's class, "callable" for a function that chooses one."""
-    return _NAMES.get(type(value)) or ("custom" if isinstance(value, Policy) else "callable")
+    return KINDS.get(type(value)) or ("custom" if isinstance(value, Policy) else "callable")
 
 
 def portable_policy(value: object) -> Policy | None:
@@ -56,7 +59,7 @@ def portable_policy(value: object) -> Policy | None:
     Raises:
         ConfigurationError: a field is out of range.
     """
-    classes = {type(policy).__name__: type(policy) for policy in NAMED.values()}
+    classes: dict[str, type[Policy]] = {kind.__name__: kind for kind in KINDS}
     if isinstance(value, Policy):
         return value if type(value) in classes.values() else None
     if not isinstance(value, Mapping):

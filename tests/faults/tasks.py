@@ -20,6 +20,7 @@ from celery import Celery, Task
 from celery.signals import task_failure, task_received
 
 from celery_singleton_lock import (
+    Debounce,
     Join,
     LockLost,
     MaxStarts,
@@ -337,7 +338,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
         _register(app, f"late-{name}", on_duplicate=policy, **LATE)
         _register(app, f"publish-{name}", on_duplicate=policy, lock_from="publish")
         _register(app, f"late-publish-{name}", on_duplicate=policy, lock_from="publish", **LATE)
-    _register(app, "late-quiet", on_duplicate=RunOnceMore(quiet=0.5, max_quiet=2.0), **LATE)
+    _register(app, "late-quiet", on_duplicate=Debounce(quiet=0.5, max_quiet=2.0), **LATE)
     _register(app, "late-least", on_duplicate=Wait(), lock_at_least=1.5, **LATE)
     _register(app, "late-most", on_duplicate=SOON, lock_at_most=1.0, **LATE)
     _register(app, "late-starts", on_duplicate=SOON, max_starts=MaxStarts(1, per=10.0), **LATE)

@@ -27,6 +27,7 @@ from celery.exceptions import Ignore, Reject
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import (
+    Debounce,
     Holder,
     Join,
     MaxStarts,
@@ -664,8 +665,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "replace_auto": {"on_duplicate": "replace", "on_lock_lost": "raise", "autoretry_for": (Exception,)},
     "replace_throttled": {"on_duplicate": "replace", "lock_at_least": 4, "lock_ttl": 2},
     "replace_publish": {"on_duplicate": "replace", "lock_from": "publish", "on_lock_lost": "raise"},
-    "debounce": {"on_duplicate": RunOnceMore(quiet=QUIET, max_quiet=2 * QUIET), "lock_ttl": 60},
-    "debounce_latest": {"on_duplicate": RunOnceMore("latest", QUIET, 2 * QUIET), "lock_ttl": 60},
+    "debounce": {"on_duplicate": Debounce(quiet=QUIET, max_quiet=2 * QUIET), "lock_ttl": 60},
+    "debounce_latest": {"on_duplicate": Debounce(QUIET, 2 * QUIET, "latest"), "lock_ttl": 60},
     "everything": {  # that goes together
         "unique_on": None,
         "lock_key": "{tag}",

@@ -15,8 +15,8 @@ import pytest
 from celery import Celery
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
 
-from celery_singleton_lock import RetryLater, RunOnceMore
-from celery_singleton_lock.policies import NAMED, Policy
+from celery_singleton_lock import Debounce, RetryLater, RunOnceMore
+from celery_singleton_lock.policies import KINDS, NAMED, Policy
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
@@ -59,7 +59,7 @@ POLICIES: dict[str, Row] = {
     "second":       Row(RunOnceMore(),          "skipped", "skipped", "skipped", "skipped", before=1),
     "latest":       Row(RunOnceMore("latest"),  "ran",     "ran",     "ran",     "ran"),
     "last but one": Row(RunOnceMore("latest"),  "skipped", "skipped", "skipped", "skipped", after=1),
-    "quiet":        Row(RunOnceMore("first", 0.5, 2.0), "ran", "ran", "ran",     "ran"),
+    "quiet":        Row(Debounce(0.5, 2.0), "ran", "ran", "ran",     "ran"),
     "join":         Row(NAMED.get("join"),      "joined",  "failed",  "ran",     "ran"),
     "replace":      Row(NAMED.get("replace"),   "ran",     "ran",     "ran",     "ran"),
 }
@@ -183,4 +183,4 @@ def test_duplicate(cases: dict[tuple[str, str], Case], policy: str, place: str, 
 
 def test_all_policies() -> None:
     """Each policy that has a name is in the table."""
-    assert set() == set(map(type, NAMED.values())) - {type(row.policy) for row in POLICIES.values()}
+    assert set() == set(KINDS) - {type(row.policy) for row in POLICIES.values()}

@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestSetup, CeleryWorkerCluster
 
 from celery_singleton_lock import locks
-from celery_singleton_lock.policies import NAMED
+from celery_singleton_lock.policies import KINDS
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, STATES, VERBS
 from celery_singleton_lock.store.redis import RedisStore, connector
@@ -60,7 +60,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 ALERTS = (MONITORING / "alerts.yaml").read_text(encoding="utf-8")
 LABELS = {
     "outcome": {*OUTCOMES},
-    "policy": {*NAMED, "callable", "custom"},
+    "policy": {*KINDS.values(), "callable", "custom"},
     "reason": {*LOSSES},
     "verb": {*VERBS},
     "state": {*STATES},

@@ -18,6 +18,7 @@ from kombu.utils import json as kombu_json
 
 from celery_singleton_lock import (
     ConfigurationError,
+    Debounce,
     DuplicateTask,
     Policy,
     Raise,
@@ -205,7 +206,9 @@ def test_options_given_again(task: Any) -> None:
         task.apply_async(headers={LOCK_OPTIONS_HEADER: "x"}, lock_options={"lock_ttl": 7})
 
 
-@pytest.mark.parametrize("policy", [*NAMED.values(), Skip([1, None]), RetryLater(max_wait=float("inf")), Raise()])
+@pytest.mark.parametrize(
+    "policy", [*NAMED.values(), Skip([1, None]), RetryLater(max_wait=float("inf")), Raise(), Debounce(1, 2)]
+)
 def test_policy_in_a_message(policy: Policy) -> None:
     """Each policy of this library survives JSON, and the headers of AMQP."""
     assert policy == portable_policy(json.loads(json.dumps(as_header({"x": policy})["x"])))

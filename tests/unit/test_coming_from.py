@@ -14,10 +14,10 @@ from celery_singleton_lock import Lease, MaxStarts, SingletonTask, locks, signal
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.config.call_options import CALL_OPTIONS
 from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
-from celery_singleton_lock.policies import NAMED
+from celery_singleton_lock.policies import KINDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMING_FROM.md"
-CLASSES = {type(policy).__name__: type(policy) for policy in NAMED.values()} | {"MaxStarts": MaxStarts}
+CLASSES = {kind.__name__: kind for kind in KINDS} | {"MaxStarts": MaxStarts}
 FIELDS = {name: {field.name for field in fields(cls)} for name, cls in CLASSES.items()}
 #: Each system's table, as rows of three cells.
 ROWS = {

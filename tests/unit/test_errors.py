@@ -83,7 +83,7 @@ def test_public_names() -> None:
         *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
         *("MaxStarts", "TooManyStarts"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
-        *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore", "Replace", "Join"),
+        *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore", "Debounce", "Replace", "Join"),
     }
     assert expected == set(celery_singleton_lock.__all__)
     assert all(hasattr(celery_singleton_lock, name) for name in expected)

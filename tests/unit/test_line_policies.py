@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import ConfigurationError, Holder, RunOnceMore, Wait
+from celery_singleton_lock import ConfigurationError, Debounce, Holder, RunOnceMore, Wait
 from celery_singleton_lock.policies import as_policy, portable_policy
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Fail, RunLater, SkipRun
 
@@ -21,7 +21,7 @@ def test_names_stand_for_defaults(name: str, policy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy", [Wait(3, math.inf), RunOnceMore("latest"), RunOnceMore(quiet=2, max_quiet=3.5)], ids=repr
+    "policy", [Wait(3, math.inf), RunOnceMore("latest"), Debounce(2, 3.5), Debounce(2, 3.5, "latest")], ids=repr
 )
 def test_policies_travel(policy: Any) -> None:
     """A message carries a policy as its class and the fields that differ from their defaults."""
@@ -34,9 +34,9 @@ def test_policies_travel(policy: Any) -> None:
         *((Wait, {"max_waiting": value}) for value in (0, -1, 1.5, True, "3", None)),
         *((Wait, {"max_wait": value}) for value in (-1, math.nan, True, "3", None)),
         *((RunOnceMore, {"keep": value}) for value in ("last", None, 1)),
-        *((RunOnceMore, {"quiet": value, "max_quiet": 5}) for value in (-1, math.nan, math.inf, True, "3", None, 6)),
-        *((RunOnceMore, {"quiet": 1, "max_quiet": value}) for value in (None, 0.5, math.inf, True, "3")),
-        (RunOnceMore, {"max_quiet": 5}),
+        *((Debounce, {"quiet": 1, "max_quiet": 2, "keep": value}) for value in ("last", None, 1)),
+        *((Debounce, {"quiet": value, "max_quiet": 5}) for value in (0, -1, math.nan, math.inf, True, "3", None, 6)),
+        *((Debounce, {"quiet": 1, "max_quiet": value}) for value in (None, 0.5, math.inf, True, "3")),
     ],
     ids=str,
 )
@@ -62,6 +62,15 @@ def test_run_once_more(keep: str) -> None:
     policy = RunOnceMore(keep)
     assert Enqueue(1, replace=keep == "latest") == policy.decide(Duplicate(HOLDER))
     assert Enqueue(1) == policy.decide(Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True))
+    assert isinstance(policy.decide(Duplicate(HOLDER, own_retry=True)), RunLater)
+
+
+@pytest.mark.parametrize("keep", ["first", "latest"])
+def test_debounce(keep: str) -> None:
+    """What is decided is the same as under `RunOnceMore`."""
+    policy = Debounce(1, 2, keep)
+    for duplicate in (Duplicate(HOLDER), Duplicate(HOLDER, waiting=1, head="first")):
+        assert RunOnceMore(keep).decide(duplicate) == policy.decide(duplicate)
     assert isinstance(policy.decide(Duplicate(HOLDER, own_retry=True)), RunLater)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import Holder, RetryLater, RunOnceMore, SingletonTask, StoreError, StoreUnavailable
+from celery_singleton_lock import Debounce, Holder, RetryLater, SingletonTask, StoreError, StoreUnavailable
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.lease import LeaseState
@@ -192,7 +192,7 @@ CASES: dict[str, Callable[[Celery], None]] = {
     "failed as a duplicate": partial(met_a_holder, on_duplicate="raise"),
     "waits 5.0 s": partial(met_a_holder, on_duplicate=RetryLater(jitter=0)),
     "waits in line": partial(met_a_holder, on_duplicate="wait"),
-    " s without another call": partial(met_a_holder, on_duplicate=RunOnceMore(quiet=9, max_quiet=9)),
+    " s without another call": partial(met_a_holder, on_duplicate=Debounce(quiet=9, max_quiet=9)),
     "follows task held-by-test": partial(met_a_holder, on_duplicate="join"),
     "ends as task another did": ends_as_another,
     "could not read the result": cannot_read_the_result,

@@ -14,7 +14,7 @@ from celery_singleton_lock import ConfigurationError, Holder, MaxStarts, Singlet
 from celery_singleton_lock.config.exclusions import EXCLUSIONS
 from celery_singleton_lock.config.options import TASK_OPTIONS, Options
 from celery_singleton_lock.config.task_config import config_for
-from celery_singleton_lock.policies import NAMED, as_policy
+from celery_singleton_lock.policies import KINDS, as_policy
 from celery_singleton_lock.testing import assert_free, assert_held
 from celery_singleton_lock.worker.decision import policy_of
 from tests.pairs import NEEDS, PAIRS, VALUES, Pair, completed, options_of, refused_in
@@ -46,7 +46,7 @@ def names_both(text: str, pair: Pair) -> bool:
 def test_all_options_have_values() -> None:
     """The walk below covers each option and each policy."""
     assert TASK_OPTIONS.keys() == VALUES.keys()
-    assert set(map(type, NAMED.values())) <= {type(as_policy(value)) for value in VALUES["on_duplicate"].values()}
+    assert set(KINDS) <= {type(as_policy(value)) for value in VALUES["on_duplicate"].values()}
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(VALUES, 2)))
