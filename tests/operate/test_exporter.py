@@ -322,7 +322,7 @@ def test_labels_are_bounded(worked: Any) -> None:
     for one in samples:
         for label, text in one.labels.items():
             assert label in ("task", "le") or text in LABELS[label], one
-    assert [63] == [*set(Counter(one.labels["task"] for one in samples).values())]
+    assert [64] == [*set(Counter(one.labels["task"] for one in samples).values())]
     assert "vanished" not in worked[2].text and "@local" not in worked[2].text
 
 
