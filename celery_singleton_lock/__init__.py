@@ -14,6 +14,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.policies import Debounce, Join, Policy, Raise, Replace, RetryLater, RunOnceMore, Skip, Wait
+from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
@@ -34,6 +35,7 @@ __all__ = [
     "SignatureError",
     "SingletonError",
     "SingletonMixin",
+    "SingletonResult",
     "SingletonTask",
     "Skip",
     "StoreError",

@@ -24,6 +24,7 @@ from celery_singleton_lock.log import about
 from celery_singleton_lock.policies import Raise, Skip, name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import RESERVATION_HEADER, has_ended, header_of, lifetime, reservation
+from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.decision import policy_of
@@ -39,8 +40,12 @@ def is_locked_at_publish(task: Any) -> bool:
 
 
 def publish(
-    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], send: Callable[..., Any]
-) -> Any:
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    send: Callable[..., SingletonResult],
+) -> SingletonResult:
     """Publish a call unless it is a duplicate; return its `AsyncResult`, with the `Holder` that it met as `duplicate`, or None.
 
     Arguments:
@@ -95,7 +100,7 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     return result.holder if result.status is AcquireStatus.HELD else None
 
 
-def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> Any:
+def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> SingletonResult | None:
     """Return the holder's result if the policy skips the call, None if it is to be sent."""
     policy = policy_of(task, config.options, holder)
     decision = policy.decide(Duplicate(holder))
@@ -113,7 +118,7 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
         raise DuplicateTask(wanted.lock, holder)
     log = about(task, wanted.task_id, wanted.lock, holder)
     log.info("was not published: %s is held by %s", wanted.lock, holder)
-    result = task.AsyncResult(holder.task_id)
+    result: SingletonResult = task.AsyncResult(holder.task_id)
     result.duplicate = holder
     return result
 

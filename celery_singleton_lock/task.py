@@ -10,6 +10,7 @@ from celery.app.task import Task
 from celery.exceptions import Ignore
 
 from celery_singleton_lock.config.foreign import refuse_keywords
+from celery_singleton_lock.config.options import LockFrom, LockUntil, OnLockLost, OnStoreError
 from celery_singleton_lock.config.task_config import (
     config_for,
     has_problems,
@@ -22,8 +23,9 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
-from celery_singleton_lock.policies import Policy
+from celery_singleton_lock.policies import Policy, PolicyName
 from celery_singleton_lock.publish import is_locked_at_publish, publish
+from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.awaitable import problem_of_async
 from celery_singleton_lock.worker.guard import defined_in, install, users_call
@@ -73,14 +75,14 @@ class SingletonMixin:
     lock_key: str | Callable[..., str] | None = None
     lock_group: str | None = None
     lock_limit: int | Callable[..., int] | None = None
-    on_duplicate: str | Policy | Callable[..., Any] | None = None
-    lock_from: str | None = None
-    lock_until: str | None = None
+    on_duplicate: PolicyName | Policy | Callable[..., Any] | None = None
+    lock_from: LockFrom | None = None
+    lock_until: LockUntil | None = None
     lock_ttl: float | None = None
     lock_at_least: float | None = None
     lock_at_most: float | None = None
-    on_lock_lost: str | None = None
-    on_store_error: str | None = None
+    on_lock_lost: OnLockLost | None = None
+    on_store_error: OnStoreError | None = None
     max_starts: int | MaxStarts | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -119,7 +121,12 @@ class SingletonMixin:
             connect()
         return bound
 
-    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+    def delay(self, *args: Any, **kwargs: Any) -> SingletonResult:
+        """Publish the task with these arguments: `apply_async` without options."""
+        result: SingletonResult = super().delay(*args, **kwargs)  # type: ignore[misc]
+        return result
+
+    def apply_async(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> SingletonResult:
         """Publish the task, as `celery.Task.apply_async` does; with ``lock_from="publish"``, acquire its lock first.
 
         The attribute `duplicate` of what it returns is the `Holder` that the call met, or None.
@@ -140,7 +147,7 @@ class SingletonMixin:
         is_alone = options.get("task_id") is None and options.get("parent_id") is None
         if not more and is_alone and is_locked_at_publish(self):
             return publish(self, args or (), kwargs or {}, options, send)
-        result = send()
+        result: SingletonResult = send()
         if result is not None:  # as a task class of the user's may return
             result.duplicate = None
         return result

@@ -8,11 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies import NAMED, Policy, as_policy
 from celery_singleton_lock.starts import MaxStarts
+
+LockFrom = Literal["start", "publish"]
+LockUntil = Literal["finish", "start"]
+OnLockLost = Literal["warn", "raise"]
+OnStoreError = Literal["retry", "run", "raise"]
 
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
 STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
@@ -130,11 +135,11 @@ class Options:
         f"be {', '.join(map(repr, NAMED))}, a policy object, as Skip(), or a callable that takes (task, holder)",
         ', '.join(f'`"{name}"`' for name in NAMED) + ', a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
-    lock_from: str = _row(
-        "start", ("start", "publish").__contains__, "be one of 'start', 'publish'",
+    lock_from: LockFrom = _row(  # noqa: RUF009
+        "start", get_args(LockFrom).__contains__, "be one of 'start', 'publish'",
         'when the lock is acquired: at the `"start"` of the body, or at `"publish"`')
-    lock_until: str = _row(
-        "finish", ("finish", "start").__contains__, "be one of 'finish', 'start'",
+    lock_until: LockUntil = _row(  # noqa: RUF009
+        "finish", get_args(LockUntil).__contains__, "be one of 'finish', 'start'",
         'when the lock is released: at the `"finish"` of the body, or at its `"start"` '
         '(only with `lock_from="publish"`)')
     lock_ttl: float = _row(
@@ -149,11 +154,11 @@ class Options:
         "be a number of seconds, from 1 to a year",
         "seconds after which the lease of a body that still runs is lost, from 1 to a year; above `lock_at_least`",
         "none", read=lambda value: None if value is None else float(value))
-    on_lock_lost: str = _row(
-        "warn", ("warn", "raise").__contains__, "be one of 'warn', 'raise'",
+    on_lock_lost: OnLockLost = _row(  # noqa: RUF009
+        "warn", get_args(OnLockLost).__contains__, "be one of 'warn', 'raise'",
         '`"warn"`, or `"raise"`: `LockLost` is raised inside the body')
-    on_store_error: str = _row(
-        "retry", ("retry", "run", "raise").__contains__, "be one of 'retry', 'run', 'raise'",
+    on_store_error: OnStoreError = _row(  # noqa: RUF009
+        "retry", get_args(OnStoreError).__contains__, "be one of 'retry', 'run', 'raise'",
         'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, '
         'or `"raise"`')
     max_starts: MaxStarts | None = _row(  # noqa: RUF009

@@ -1,6 +1,7 @@
 """Policies decide what happens to a duplicate: one module each, registered in `NAMED` (see CONTRIBUTING.md, "Add a policy")."""
 
 from collections.abc import Mapping
+from typing import Literal
 
 from celery_singleton_lock.policies.debounce import Debounce
 from celery_singleton_lock.policies.decisions import Policy
@@ -16,6 +17,7 @@ __all__ = [
     "Debounce",
     "Join",
     "Policy",
+    "PolicyName",
     "Raise",
     "Replace",
     "RetryLater",
@@ -27,6 +29,7 @@ __all__ = [
     "portable_policy",
 ]
 
+PolicyName = Literal["skip", "retry", "raise", "wait", "join", "run_once_more", "replace"]
 #: The policies that have a name, for the option `on_duplicate`.
 NAMED: dict[str, Policy] = {
     "skip": Skip(),

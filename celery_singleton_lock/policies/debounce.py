@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Policy
-from celery_singleton_lock.policies.run_once_more import RunOnceMore, check_keep
+from celery_singleton_lock.policies.run_once_more import Keep, RunOnceMore, check_keep
 
 _LONGEST = 366 * 86400.0  # seconds
 
@@ -31,7 +31,7 @@ class Debounce(Policy):
 
     quiet: float
     max_quiet: float
-    keep: str = "first"
+    keep: Keep = "first"
     uses_line: ClassVar[bool] = True
     needs_same_work: ClassVar[bool] = True
 

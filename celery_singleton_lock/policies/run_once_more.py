@@ -1,16 +1,19 @@
 """The policy that lets one duplicate wait, and stand for all others."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Policy, SkipRun
 from celery_singleton_lock.policies.retry_later import RetryLater
 
+#: Which of the calls that wait runs.
+Keep = Literal["first", "latest"]
+
 
 def check_keep(policy: Any) -> None:
     """Raise `ConfigurationError` unless the policy's `keep` is one of the two words."""
-    if policy.keep not in ("first", "latest"):
+    if policy.keep not in get_args(Keep):
         raise ConfigurationError(f"{type(policy).__name__}: keep={policy.keep!r} must be 'first' or 'latest'")
 
 
@@ -25,7 +28,7 @@ class RunOnceMore(Policy):
         ConfigurationError: the value is another one.
     """
 
-    keep: str = "first"
+    keep: Keep = "first"
     uses_line: ClassVar[bool] = True
     needs_same_work: ClassVar[bool] = True
 

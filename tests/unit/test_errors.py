@@ -80,7 +80,18 @@ def test_text_of_a_duplicate() -> None:
 def test_public_names() -> None:
     """The package exports the public names and no others."""
     expected = {
-        *("SingletonTask", "SingletonMixin", "Skip", "RetryLater", "Raise", "Policy", "Lease", "Holder", "signals"),
+        *(
+            "SingletonTask",
+            "SingletonMixin",
+            "SingletonResult",
+            "Skip",
+            "RetryLater",
+            "Raise",
+            "Policy",
+            "Lease",
+            "Holder",
+            "signals",
+        ),
         *("MaxStarts", "TooManyStarts"),
         *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
         *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore", "Debounce", "Replace", "Join"),
