@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_singleton_lock.clock import duration_text
@@ -24,6 +24,9 @@ class Holder:
             `"paused"` by an operator (`locks.pause`).
         by: which operator has paused it.
         reason: why.
+        renewed: seconds since the process of the body renewed the lease, or was granted it. None: no body runs, or the store was
+            not asked about it, as for a duplicate.
+        hung: whether that is more than a `lock_ttl` ago. The body may hang: only its worker's main process renews the lease.
     """
 
     task_id: str = ""
@@ -35,6 +38,13 @@ class Holder:
     state: str = "running"
     by: str = ""
     reason: str = ""
+    renewed: float | None = None
+    hung: bool = False
+
+    def with_renewal(self, renewed: float, ttl: float) -> Holder:
+        """Return the same with the time since its process renewed its lease, of a `lock_ttl`, if a body runs."""
+        renewed = max(0.0, renewed)
+        return replace(self, renewed=renewed, hung=renewed > ttl) if self.state == "running" else self
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -52,4 +62,7 @@ class Holder:
         if self.state == "queued" and not self.remaining:  # the first in line for a free lock
             return f"{task} (queued)"
         where = f"on {printable(self.node)} (pid {self.pid}," if self.state == "running" else f"({self.state}"
-        return f"{task} {where} for {duration_text(self.age)}, {expires})"
+        renewed = "" if self.renewed is None else f" renewed {duration_text(self.renewed)} ago,"
+        if self.hung and self.renewed is not None:
+            renewed = f" hung? its process has not renewed it for {duration_text(self.renewed)},"
+        return f"{task} {where} for {duration_text(self.age)},{renewed} {expires})"

@@ -25,9 +25,9 @@ MOST_COLOURED = 500
 _STYLES = {
     **dict.fromkeys(("running", "success"), "green"),
     **dict.fromkeys(("queued", "retry", "cooldown", "paused", "released_by_operator"), "yellow"),
-    **dict.fromkeys(("failure", "expired"), "red"),
+    **dict.fromkeys(("failure", "expired", "hung?"), "red"),
 }
-LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "DUPLICATES", "WAITING", "NODE", "TASK-ID", "KEY")
+LOCK_HEAD = ("TASK", "STATE", "AGE", "TTL", "RENEWED", "DUPLICATES", "WAITING", "NODE", "TASK-ID", "KEY")
 
 
 def print_json(value: Any) -> None:
@@ -46,9 +46,11 @@ def lock_row(lock: Any) -> Sequence[str]:
     times = duration_text(holder.age), duration_text(holder.remaining)
     if holder.state == "paused":  # nothing is counted
         who = f"{holder.by}: {holder.reason}" if holder.reason else holder.by
-        return lock.task, holder.state, *times, "", "", who, "", lock.key
-    counts = f"{lock.duplicates}", f"{lock.waiting}"
-    return lock.task, holder.state, *times, *counts, holder.node, holder.task_id, lock.key
+        return lock.task, holder.state, *times, "", "", "", who, "", lock.key
+    renewed = "" if holder.renewed is None else duration_text(holder.renewed)
+    counts = renewed, f"{lock.duplicates}", f"{lock.waiting}"
+    state = "hung?" if holder.hung else holder.state
+    return lock.task, state, *times, *counts, holder.node, holder.task_id, lock.key
 
 
 def table_text(head: Sequence[str], rows: Rows) -> str:

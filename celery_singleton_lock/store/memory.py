@@ -158,7 +158,7 @@ class MemoryStore(Records):
                 self._note_fence(wanted.base, lock, fence, wanted.ttl, oldest=fence - wanted.ttl * 1e6)
             record = Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
             record.state, record.line = "queued" if wanted.queued else record.state, line
-            record.limit = wanted.limit
+            record.limit, record.ttl = wanted.limit, wanted.ttl
         record.expires = self._clock() + wanted.ttl
         self._records[lock] = record
         if wanted.supervised or (wanted.limit and not wanted.queued):
@@ -176,6 +176,9 @@ class MemoryStore(Records):
             lease.lock = lock
             for found in filter(None, (record, attempt)):
                 found.expires = self._clock() + lease.ttl
+            record.renewed = (
+                record.renewed if lease.by_token else self._clock()
+            )  # a supervisor tells nothing of the body
             return RenewResult.STOP if lease.stoppable and record.stop == lease.token else RenewResult.RENEWED
         if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
@@ -242,7 +245,11 @@ class MemoryStore(Records):
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:
-            return self._holder(self._find(self._oldest(lock) if slots else lock))
+            record = self._find(self._oldest(lock) if slots else lock)
+            holder = self._holder(record)
+            if not (record and holder):
+                return None
+            return holder.with_renewal(self._clock() - max(record.since, record.renewed), record.ttl)
 
     def _oldest(self, lock: str) -> str:
         held = self._held_slots(lock)

@@ -32,6 +32,8 @@ class Record:
     line: bool = False  # whether messages wait in line for its end
     named: bool = False  # reserved for a head of the line whose message was published
     limit: int = 0  # how many may hold the signature
+    ttl: float = 0.0
+    renewed: float = 0.0  # when the process of the body last renewed it; 0: not since the grant
     fences: dict[str, int] | None = None  # lock -> fence, in the record of recent grants
     starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
 

@@ -300,7 +300,8 @@ def _rounded(answer: Any) -> Any:
         times = {name: round(getattr(answer, name), 2) for name in ("quiet", "asked")}
         return replace(answer, holder=_rounded(answer.holder), **times)
     if isinstance(answer, Holder):
-        return replace(answer, age=round(answer.age, 2), remaining=round(answer.remaining, 2))
+        renewed = None if answer.renewed is None else round(answer.renewed, 2)
+        return replace(answer, age=round(answer.age, 2), remaining=round(answer.remaining, 2), renewed=renewed)
     return answer
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from redis import Redis
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
@@ -355,6 +356,17 @@ def test_another_holder(site: Site) -> None:
         page = client.get(LIST).text
         assert all(text in page for text in (">Changed: ", f"; key {key}<"))
     assert locks.show(site.app, key)
+
+
+def test_body_that_may_hang(site: Site) -> None:
+    """A lock that only a supervisor renews is shown as "hung?", with the time since the body's own process has renewed it."""
+    key, client = site.leave_lock("worker-1@local", task_id="stopped"), site.client("root")
+    page = client.get(LIST, q=key).text
+    assert (True, True, False) == ("<td>running</td>" in page, " ago</div>" in page, "hung?" in page)
+    with Redis.from_url(site.redis.url()) as store:
+        store.hset(key, "ttl", "0")
+    assert "<td>hung?</td>" in client.get(LIST, q=key).text
+    assert "has not renewed the lock for " in client.post(RELEASE, key=key).text
 
 
 def test_free_lock(site: Site) -> None:

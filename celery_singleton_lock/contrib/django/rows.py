@@ -19,7 +19,8 @@ def contains(lock: Lock, text: str) -> bool:
 def row_of(lock: Lock) -> dict[str, Any]:
     """Return a row of the list."""
     held = {"age": _span(lock.holder.age), "remaining": _span(lock.holder.remaining), "since": _time(lock.since)}
-    return {"lock": lock, **held}
+    renewed = "" if lock.holder.renewed is None else _span(lock.holder.renewed)
+    return {"lock": lock, "renewed": renewed, **held}
 
 
 def sums_of(found: Statistics) -> dict[str, Any]:

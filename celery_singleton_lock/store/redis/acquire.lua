@@ -1,7 +1,7 @@
 --!df flags=allow-undeclared-keys
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token (empty in a cooldown), task, node, pid, since (ms), fence; `state` unless a body runs;
---         `redelivered` once its task id came again; `line` if messages wait in line; `duplicates` that the holder has met
+--         `ttl` (ms); `renewed`: when (ms) the process of the body last renewed it; `redelivered` once its task id came again; `line` if messages wait in line; `duplicates` that the holder has met
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
@@ -56,7 +56,7 @@ if not owner then
   redis.call('ZADD', KEYS[5], fence, KEYS[1])
   redis.call('PEXPIRE', KEYS[5], ARGV[2])
   redis.call('HSET', KEYS[1], 'token', ARGV[1], 'task', ARGV[3], 'node', ARGV[4], 'pid', ARGV[5],
-             'since', since, 'fence', fence)
+             'since', since, 'fence', fence, 'ttl', ARGV[2])
   --@queued
   --@recorded
 end

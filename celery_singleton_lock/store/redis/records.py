@@ -76,8 +76,8 @@ class RedisRecords:
         while pages:
             for base, (_, now, *found) in pages.items():
                 for text in found:
-                    if base + text.split(SEPARATOR, 3)[3] not in seen:
-                        seen.add(base + text.split(SEPARATOR, 3)[3])
+                    if base + text.split(SEPARATOR, 5)[5] not in seen:
+                        seen.add(base + text.split(SEPARATOR, 5)[5])
                         yield _lock_of(base, text, int(now) / 1000)
             calls = {base: page_call(base, cursor, PAGE) for base, (cursor, *_) in pages.items() if cursor != "0"}
             replies = self._server.run_all([*calls.values()]) if calls else ()
@@ -148,9 +148,11 @@ def told_of_pause(text: str) -> tuple[str, str]:
 
 def _lock_of(base: str, text: str, now: float) -> Lock:
     """Return the lock that a text of `page.lua` tells of."""
-    expires, duplicates, waiting, entry = text.split(SEPARATOR, 3)
+    expires, duplicates, waiting, ttl, renewed, entry = text.split(SEPARATOR, 5)
     holder, digest, since = _holder_of(entry, now, float(expires) / 1000)
     missing = duplicates == "-"
+    if not missing:
+        holder = holder.with_renewal(now - max(since, int(renewed) / 1000), int(ttl) / 1000)
     met = 0 if missing else int(duplicates)
     return Lock(task_of(base), f"{base}:lock:{digest}", holder, met, int(waiting), since, missing)
 

@@ -16,6 +16,7 @@ for i = 1, #KEYS / 4 do
   local owner = holder[1]
   if owner == token then
     redis.call('PEXPIRE', lock, ttl)
+    if not by_token then redis.call('HSET', lock, 'renewed', now) end -- not a supervisor's: it tells nothing of the body
     if holder[2] then redis.call('ZADD', KEYS[4 * i], 'XX', now + ttl, entry_of(lock, KEYS[4 * i], unpack(holder, 2, 6))) end
     redis.call('PEXPIRE', attempt, ttl)
     --@limit

@@ -109,7 +109,10 @@ class RedisStore:
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         reply = self.run(script_call("holder", (lock,), (), oldest_parts(slots)))
-        return _holder(reply) if reply else None
+        if not reply:
+            return None
+        *told, ttl, unrenewed = reply
+        return _holder(told).with_renewal(unrenewed / 1000, int(ttl or 0) / 1000)
 
     def revoke(self, base: str, lock: str, slots: str = "", starts: str = "", fence: int = 0) -> Holder | None:
         reply = self.run(revoke_call(base, lock, slots, starts, fence, self._history), once=not fence)
