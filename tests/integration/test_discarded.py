@@ -157,7 +157,7 @@ def test_own_retry_that_is_revoked(env: WorkerEnvironment) -> None:
         tag = env.other_tag(str(number))
         first = job.apply_async((tag,), {"acts": "retry", "seconds": 600}, task_id=task_id)
         env.worker.wait_for_lines(first.id, "received", count=2)
-        assert "queued" == job.lock_holder(tag).state  # type: ignore[attr-defined]
+        until(lambda job=job, tag=tag: "queued" == job.lock_holder(tag).state, "the lease becomes a reservation")  # type: ignore[misc]
         env.app.control.revoke(first.id, destination=[env.worker.hostname()])
         until(partial(is_free, job, tag), "the reservation ends")
 
