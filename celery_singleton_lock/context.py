@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
+from contextlib import suppress
 from typing import Any
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -18,6 +21,9 @@ from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
 from celery_singleton_lock.tally import Tally
+
+#: Seconds until the name of a task is sent again, as the store may have lost its data.
+REGISTER_INTERVAL = 60.0
 
 
 class ProcessContext:
@@ -45,6 +51,7 @@ class ProcessContext:
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
         self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
+        self._registered: dict[str, float] = {}  # name of a task -> when its name was last taken to the store
         self.supervisor: Any = None
         self.children_forward: Any = None  # in a prefork main process, `Outages.forward` of its children
 
@@ -65,6 +72,18 @@ class ProcessContext:
             self.store.records().count(base, counted)
         except (StoreError, ConfigurationError):  # unreachable, or a store that keeps no records
             self.tally.put_back(base, counted)
+
+    def register(self, name: str, owner: str) -> None:
+        """Add a task that is published with its lock to those that the store knows, at most once a minute; `owner`: of its locks.
+
+        No worker may have it. A name that cannot be added is missing from lists alone.
+        """
+        time = now()
+        if self.settings.url == "memory://" or time < self._registered.get(name, -math.inf) + REGISTER_INTERVAL:
+            return
+        self._registered[name] = time
+        with suppress(StoreError):
+            self.store.records().add_tasks(f"{self.settings.prefix}:tasks", {name: owner})
 
     def end(self) -> None:
         """End the threads of a context that no body uses any more, and close its connections."""

@@ -59,7 +59,7 @@ def _is_old(lock: Lock, min_age: float) -> bool:
 
 
 def tasks(app: Any) -> Sequence[str]:
-    """Return the names of the tasks and groups that workers have had since the store has its data."""
+    """Return the names of tasks and groups that workers have had, or publishers a lock for, since the store has its data."""
     _records(app)
     return sorted(set(_groups(app).values()))
 
@@ -355,7 +355,7 @@ def _names(app: Any, task: str) -> Sequence[str]:
 
 
 def _groups(app: Any) -> Mapping[str, str]:
-    """Return the names of tasks that workers have registered, each with the name that its locks have."""
+    """Return the names of tasks that workers or publishers have registered, each with the name that its locks have."""
     return _reader(app).tasks(_tasks_key(app))
 
 

@@ -97,7 +97,10 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
             raise
         context.outages.count("without")
         return None
-    return result.holder if result.status is AcquireStatus.HELD else None
+    if result.status is AcquireStatus.HELD:
+        return result.holder
+    context.register(task.name, config.options.lock_group or task.name)
+    return None
 
 
 def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> SingletonResult | None:

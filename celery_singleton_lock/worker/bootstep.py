@@ -14,7 +14,7 @@ from celery_singleton_lock.config.exclusions import different_limits
 from celery_singleton_lock.config.options import Options, spelling
 from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.task_config import config_for
-from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.context import REGISTER_INTERVAL, ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
@@ -30,8 +30,8 @@ from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 
-#: Seconds until the names of the tasks are sent again: to a store that was unreachable, or that may have lost its data.
-_RETRY_INTERVAL, _REPEAT_INTERVAL = 5.0, 60.0
+#: Seconds until the names of the tasks are sent again to a store that was unreachable.
+_RETRY_INTERVAL = 5.0
 #: For how many names of tasks the store is tried. A node of a cluster that has half of all keys refuses one of so many.
 _CHECKED_NAMES = 16
 
@@ -232,7 +232,7 @@ def _add_tasks(store: LockStore, prefix: str, tasks: Mapping[str, str]) -> float
         logger.info("The store of locks does not list the tasks of this worker: %s", error)
     finally:
         store.close()
-    return now() + _REPEAT_INTERVAL
+    return now() + REGISTER_INTERVAL
 
 
 def problem_of(eviction_policy: str) -> str:

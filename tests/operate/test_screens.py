@@ -9,6 +9,7 @@ import re
 import secrets
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,12 +20,13 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import locks
+from celery_singleton_lock import SingletonTask, locks
 from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.store.redis.records import RedisRecords
 from tests.operate.test_exporter import APP, environment
 from tests.servers import RedisServer
 
@@ -58,6 +60,61 @@ def acquire(app: Celery, digit: str = "a", task_id: str = "", node: str = "w1@ho
     wanted = LeaseRequest(BASE, digit * 32, secrets.token_hex(8), 600.0, task_id or f"task-{digit}", node, 4711, **more)
     context_of(app).store.acquire(wanted)
     return wanted
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+
+def publisher(app: Celery, name: str, **options: Any) -> Any:
+    """Return a task that is locked at its publish, of which no worker knows."""
+
+    def body(number: int) -> int:
+        return number
+
+    return app.task(body, name=name, base=SingletonTask, lock_from="publish", **options)
+
+
+def names(app: Celery) -> dict[str, str]:
+    """Return the names of tasks that the store knows, with those of their locks."""
+    return dict(context_of(app).store.records().tasks("singleton:tasks"))
+
+
+def test_reservation_of_a_task_that_no_worker_has(app: Celery) -> None:
+    """`list`, `show`, `stats` and the rest find the lock of a message whose task only its publisher knows."""
+    task, member = publisher(app, "shop.mail"), publisher(app, "shop.fax", lock_group="letters", unique_on=["number"])
+    found = {task.delay(1).id: "shop.mail", member.delay(1).id: "letters"}
+    assert found == {lock.holder.task_id: lock.task for lock in locks.list(app)}
+    assert {*found.values()} <= {*locks.tasks(app)} & {one.task for one in locks.stats(app)}
+    assert "letters" == names(app)["shop.fax"]
+    for task_id in found:
+        assert [task_id] == [lock.holder.task_id for lock in locks.show(app, task_id)]
+        assert task_id in command(app, "list").output
+
+
+def test_a_name_is_registered_once_a_minute(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publisher costs the store one more call a minute for each task, also if that call fails; and none without a lock."""
+    task, calls, time = publisher(app, "shop.mail"), Counter[str](), [1000.0]
+    monkeypatch.setattr("celery_singleton_lock.context.now", lambda: time[0])
+    monkeypatch.setattr(RedisRecords, "add_tasks", lambda records, key, tasks: calls.update([*tasks]))
+    for number in range(10):
+        task.delay(number)
+    assert {"shop.mail": 1} == calls
+    publisher(app, "shop.fax").delay(1)
+    time[0] += 61.0
+    assert task.delay(1).duplicate
+    assert {"shop.mail": 1, "shop.fax": 1} == calls
+    task.delay(11)
+    assert {"shop.mail": 2, "shop.fax": 1} == calls
+
+
+def test_a_name_that_cannot_be_registered(app: Celery) -> None:
+    """A store that refuses the name does not keep the message from being published with its lock."""
+    task, store = publisher(app, "shop.mail"), context_of(app).store
+    store.command("SET", "singleton:tasks", "no hash")  # type: ignore[attr-defined]
+    result = task.delay(1)
+    assert result.id == task.lock_holder(1).task_id
+    store.command("DEL", "singleton:tasks")  # type: ignore[attr-defined]
+    assert [result.id] == [lock.holder.task_id for lock in locks.list(app, "shop.mail")]
 
 
 # -- show ---------------------------------------------------------------------------------------
