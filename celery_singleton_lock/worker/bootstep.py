@@ -100,9 +100,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._options = _checked(parent.app, parent.pool_cls)
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
-        self._failures = FailureChannel(context_of(parent.app).outages) if prefork else None
-        if self._failures:
-            context_of(parent.app).children_forward = self._failures.send
+        self._failures = FailureChannel(context_of(parent.app)) if prefork else None
         self._waiting: WaitingMessages | None = None
         # Here, and not at the start: the processes of a pool, which are made before that, shall know that the store has worked.
         _check_store(context_of(parent.app), self._names())

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.native import start_native_thread
-from celery_singleton_lock.outage import Outages
 
 #: How many bytes of an error travel. A line must be shorter than what a pipe takes as a whole (PIPE_BUF).
 _LONGEST_ERROR = 300
@@ -22,10 +22,11 @@ class FailureChannel:
     A child that was not forked (``worker_pool_start_method = "spawn"``) has none.
     """
 
-    def __init__(self, outages: Outages) -> None:
-        self._outages = outages
+    def __init__(self, context: ProcessContext) -> None:
+        self._context = context
         self._outlet, self._inlet = os.pipe()
         os.set_blocking(self._inlet, False)
+        context.children_forward = self.send
 
     def listen(self) -> None:
         """Have a thread count what comes, until the process ends."""
@@ -41,7 +42,8 @@ class FailureChannel:
             return
 
     def end(self) -> None:
-        """End the thread once the children have ended."""
+        """End the thread once the children have ended. One that is forked from now on has no channel."""
+        self._context.children_forward = None
         os.close(self._inlet)
 
     def _read(self) -> None:
@@ -49,4 +51,4 @@ class FailureChannel:
             for line in lines:
                 name, kind, text = line.rstrip("\n").split(" ", 2)
                 error: Any = {"outage": StoreUnavailable, "refusal": StoreError}.get(kind)
-                self._outages.heard(name, error and error(text))
+                self._context.outages.heard(name, error and error(text))

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -209,8 +210,13 @@ def test_outage_of_children(outages: Outages, store: Store, clock: Clock, lines:
 
 
 def test_channel(outages: Outages) -> None:
-    """Children tell of errors, however long these are, and are never kept waiting; a closed channel ends its thread."""
-    channel = FailureChannel(outages)
+    """Children tell of errors, however long these are, and are never kept waiting; a closed channel ends its thread.
+
+    A child that is forked after that must not write to what has the number of the closed file by then.
+    """
+    context: Any = SimpleNamespace(outages=outages, children_forward=None)
+    channel = FailureChannel(context)
+    assert context.children_forward == channel.send
     told = [("acquire", StoreUnavailable("no\nanswer")), ("renew", StoreError("ö" * 1000)), ("postponed", None)]
     for name, error in told:
         channel.send(name, error)
@@ -224,6 +230,7 @@ def test_channel(outages: Outages) -> None:
     assert ("renew", StoreError, "ö" * 150) == (heard[1][0], type(heard[1][1]), str(heard[1][1]))
     outlet, pipe = channel._outlet, os.fstat(channel._outlet)
     channel.end()
+    assert context.children_forward is None
     until(lambda: not is_open(outlet, pipe), "the channel is closed")
 
 
