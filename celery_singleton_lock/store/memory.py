@@ -19,6 +19,7 @@ from celery_singleton_lock.store.protocol import (
     Place,
     Released,
     RenewResult,
+    begun_key,
     queued_token,
 )
 from celery_singleton_lock.store.records import RecordStore
@@ -50,6 +51,8 @@ class MemoryStore(Records):
                 self._records.pop(lock, None)  # a reservation of this message
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             fence = self._grant(wanted, lock)
+            if wanted.comes_again and not wanted.queued:
+                self._put(_begun(wanted), "", protocol.BEGUN_TTL)
             if wanted.place and not wanted.queued:
                 self._records[lock].line = self._line(wanted).start(wanted, wanted.place)
             return AcquireResult(AcquireStatus.GRANTED, fence=fence, slot=slot)
@@ -202,6 +205,8 @@ class MemoryStore(Records):
     ) -> Released:
         with self._mutex:
             self._end_starts(wanted, success)
+            if wanted.comes_again and not wanted.is_unfinished:
+                self._records.pop(_begun(wanted), None)
             if wanted.is_continued:
                 self._put(wanted.continued, "", protocol.CONTINUED_TTL)
             lock = self._lock_of(wanted)
@@ -242,6 +247,10 @@ class MemoryStore(Records):
             if found:
                 found.expires = self._clock() + protocol.CONTINUED_TTL
             return found is not None
+
+    def has_begun(self, wanted: LeaseRequest) -> bool:
+        with self._mutex:
+            return self._find(_begun(wanted)) is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:
@@ -287,3 +296,7 @@ class MemoryStore(Records):
 
     def close(self) -> None:
         """Do nothing: there are no connections."""
+
+
+def _begun(wanted: LeaseRequest) -> str:
+    return f"{begun_key(wanted.base)}:{wanted.task_id}"

@@ -22,6 +22,8 @@ CONTINUED_TTL = 3600.0
 COPY_TTL = 3600.0
 #: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
 REVOKED_TTL = 3600.0
+#: How long a store remembers that a body began which has not ended, in seconds. Its message is delivered again before that.
+BEGUN_TTL = 7 * 86400.0
 #: How long a store keeps what a check has written, in seconds.
 CHECK_TTL = 5.0
 
@@ -73,6 +75,10 @@ class LeaseRequest:
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
+    comes_again: bool = (
+        False  # its message is delivered again if its body does not end, so the store remembers that it began
+    )
+    is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
     noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
     lock: str = field(
@@ -148,6 +154,11 @@ def pauses_key(base: str) -> str:
 def line_keys(base: str, digest: str) -> tuple[str, str, str]:
     """Return the keys of a signature's line: the tickets in order, their messages, and the task name's used tickets."""
     return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
+
+
+def begun_key(base: str) -> str:
+    """Return the key of the messages of a task name whose bodies began, and have not ended."""
+    return f"{base}:begun"
 
 
 def replaced_key(base: str) -> str:
@@ -266,6 +277,9 @@ class LockStore(Protocol):
 
     def keep_continued(self, wanted: LeaseRequest) -> bool:
         """Tell whether another task goes on with the id of this one, as its release has noted; remember it for longer, if so."""
+
+    def has_begun(self, wanted: LeaseRequest) -> bool:
+        """Tell whether the body of this message began in an earlier delivery (`comes_again`) that has not ended it."""
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         """Take a message out of the line, and have its copies dropped; return the next one, as `release`, if it was its turn."""

@@ -9,7 +9,7 @@ from celery_singleton_lock.config.exclusions import excluded_pairs
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.policies import Policy, Skip, as_policy
+from celery_singleton_lock.policies import Policy, RetryLater, Skip, Wait, as_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, Follow, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult
 from celery_singleton_lock.worker.destination import goes_to_several_queues
@@ -41,7 +41,8 @@ def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tu
     """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
     state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
-    own_retry = bool(request.retries) and can_run_later  # what we publish again keeps `retries` as it was
+    # What we publish again keeps `retries` as it was.
+    own_retry = (bool(request.retries) or state.is_unfinished) and can_run_later
     duplicate = Duplicate(
         result.holder or Holder(),
         state.times,
@@ -57,4 +58,7 @@ def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tu
     decision = policy.decide(duplicate)
     if isinstance(decision, (RunLater, Enqueue, Follow)) and not can_run_later:
         return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
+    is_kept = isinstance(policy, (RetryLater, Wait)) or isinstance(decision, (RunLater, Enqueue))
+    if state.is_unfinished and can_run_later and not is_kept:  # its work has begun, so it is never dropped
+        decision = RetryLater().decide(duplicate)
     return policy, decision

@@ -7,7 +7,7 @@ from functools import partial
 from logging import DEBUG
 from typing import Any
 
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.utils.nodenames import gethostname
 
 from celery_singleton_lock import signals
@@ -71,6 +71,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         limit=config.limit(args, kwargs),
         stoppable=getattr(options.on_duplicate, "stops_holder", False),
         max_starts=options.max_starts,
+        # With "start", the lock does not see how the body ends.
+        comes_again=bool(task.acks_late) and not request.is_eager and options.lock_until == "finish",
     )
     if waiting.follows and (joined := join(task, request, options, context.store, wanted)):
         return joined.result
@@ -155,6 +157,9 @@ def _run_body(execution: Execution, state: LeaseState, config: TaskConfig, body:
         return result
     except BaseException as error:
         state.request.is_continued = execution.is_replaced and isinstance(error, Ignore)
+        # The last of these has the broker deliver the message again.
+        is_end = isinstance(error, Exception) and not (isinstance(error, Reject) and error.requeue)
+        state.request.is_unfinished = not is_end
         note_end(state.request, error, stopped=state.stopped and isinstance(error, LockLost))
         if isinstance(error, Retry):
             kept = kept_for_retry(state.task, config, state.task.request, state.request, error)

@@ -29,6 +29,7 @@ from celery_singleton_lock.worker.replaced import drop_replaced
 from celery_singleton_lock.worker.republish import (
     ignores_result,
     is_redelivered,
+    note_unfinished,
 )
 
 
@@ -49,6 +50,8 @@ def handle_duplicate(
     _drop(task, request, store, wanted, result, error)
     if holder.task_id == request.id and not request.is_eager:
         _drop_delivery(task, request, options, error)
+    if wanted.comes_again and wanted.redelivered and store.has_begun(wanted):
+        note_unfinished(request)
     policy, decision = decide(task, request, policy_of(task, options, holder), result)
     if holder.task_id or holder.state == "paused":  # else nobody holds the lock, which is free only after a quiet time
         pending = decision.pending if isinstance(decision, SkipRun) else ""

@@ -17,7 +17,13 @@ from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.destination import shortened
-from celery_singleton_lock.worker.republish import RetryState, ignores_result, retry_state_of, signature_of
+from celery_singleton_lock.worker.republish import (
+    RetryState,
+    ignores_result,
+    is_redelivered,
+    retry_state_of,
+    signature_of,
+)
 
 FIRST_REDELIVERY_CHECK = 0.2  # seconds
 
@@ -32,7 +38,18 @@ def run_later(task: Any, request: Any, delay: float, error: Exception, wanted: L
     delay, state = shortened(task.app, delay), retry_state_of(request)
     ticket, copy = (wanted.place.ticket, wanted.place.copy) if wanted.place else ("", 0.0)
     signature = signature_of(
-        task, request, delay, RetryState(state.times + 1, state.waited + delay, ticket=ticket, copy=copy)
+        task,
+        request,
+        delay,
+        RetryState(
+            state.times + 1,
+            state.waited + delay,
+            # The new message is not called redelivered, but how another delivery of this one has ended still counts.
+            redelivery_checks=int(isinstance(error, StoreError) and is_redelivered(request)),
+            ticket=ticket,
+            copy=copy,
+            is_unfinished=state.is_unfinished,
+        ),
     )
     log = about(task, request.id, wanted.lock, getattr(error, "holder", None))
     is_stored = _mark_as_retry(task, request, error, log)

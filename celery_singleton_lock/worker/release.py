@@ -100,6 +100,7 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         release(execution, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
+        lease.request.is_unfinished = lease.request.redelivered  # an earlier delivery may have begun the body
         unanswered = PendingRelease(lease.request, None, outcome=False, publish=_publish_later(context, lease))
         context.renewer.release_later(unanswered, unanswered=True)
     if (pending := execution.pending) is not None:

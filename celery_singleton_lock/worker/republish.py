@@ -40,6 +40,7 @@ class RetryState(NamedTuple):
     ignore_result: bool = False  # in a delayed copy: whether its message ignores its result
     follows: str = ""  # the task id whose result this message ends with
     found_free: bool = False  # whether the lock was free when that task was last looked at
+    is_unfinished: bool = False  # whether an earlier delivery of it began its body, and did not end it
     expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
 
 
@@ -48,6 +49,11 @@ def retry_state_of(request: Any) -> RetryState:
     # Not from `request.headers`: Datadog and older Sentry nest a dict in the headers, and Celery then shows only that one.
     found = request.get(RETRY_STATE_HEADER) or {}
     return RetryState(**{name: found[name] for name in RetryState._fields if name in found})
+
+
+def note_unfinished(request: Any) -> None:
+    """Have the message of a request say from now on that its body began in an earlier delivery, and did not end."""
+    setattr(request, RETRY_STATE_HEADER, retry_state_of(request)._replace(is_unfinished=True)._asdict())
 
 
 def forget_retry_state(request: Any) -> None:
@@ -68,7 +74,8 @@ def lock_options_of(request: Any) -> Any:
 
 def is_redelivered(request: Any) -> bool:
     """Tell whether an earlier delivery of the same message may be running, or has run."""
-    return bool((request.delivery_info or {}).get("redelivered")) or retry_state_of(request).redelivery_checks > 0
+    state = retry_state_of(request)
+    return bool((request.delivery_info or {}).get("redelivered")) or state.redelivery_checks > 0 or state.is_unfinished
 
 
 def signature_of(task: Any, request: Any, delay: float | None, state: RetryState) -> Any:

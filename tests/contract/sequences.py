@@ -89,7 +89,7 @@ MAX_STARTS = (MaxStarts(1, WINDOW), MaxStarts(2, WINDOW), MaxStarts(2, WINDOW, "
 VERBS = (
     *("start", "start", "turn", "turn", "turn", "join", "join", "join", "copy", "copy", "join_copy", "reserve"),
     *("release", "release", "release", "release", "keep", "cancel", "free", "outcome", "leave"),
-    *("renew", "supervise", "reacquire", "revoke", "holder", "wait", "wait", "lose"),
+    *("begun", "renew", "supervise", "reacquire", "revoke", "holder", "wait", "wait", "lose"),
 )
 
 
@@ -170,7 +170,7 @@ class Player:
         return wanted
 
     def _delivery(self, step: Step, place: Place | None) -> LeaseRequest:
-        more = {"supervised": self._setup.supervised, "redelivered": step.choice > 2}
+        more = {"supervised": self._setup.supervised, "redelivered": step.choice > 2, "comes_again": step.message > 0}
         return self._request(step, step.token, place, **more)
 
     def _place(self, ticket: str, copy: float, **more: Any) -> Place | None:
@@ -245,6 +245,9 @@ class Player:
 
     def _leave(self, step: Step) -> Any:
         return self._store.leave(self._request(step, LINE_TOKEN, None, queued=True), step.ticket)
+
+    def _begun(self, step: Step) -> bool:
+        return self._store.has_begun(self._delivery(step, None))
 
     def _lease(self, step: Step) -> LeaseRequest:
         return self._leases.get(step.token) or self._delivery(step, None)

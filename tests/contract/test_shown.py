@@ -136,7 +136,11 @@ def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Le
     admin = redis_store(server.url())
     admin.command("ACL", "SETUSER", "nobody", "on", ">pw", "~*", "-@all")
     shows_nothing(call, redis_store(server.url().replace("redis://", "redis://nobody:pw@")), one)
-    renamed = [word for name in ("EVALSHA", "SET", "DEL", "INFO", "PEXPIRE") for word in ("--rename-command", name, "")]
+    renamed = [
+        word
+        for name in ("EVALSHA", "SET", "DEL", "INFO", "PEXPIRE", "ZSCORE")
+        for word in ("--rename-command", name, "")
+    ]
     shows_nothing(call, redis_store(own_server(*renamed).url()), one)
 
 

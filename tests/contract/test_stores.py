@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.memory import RELEASES_PER_CLEANUP, MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import BEGUN_TTL, AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]
@@ -903,3 +903,31 @@ def test_revoke_from_one_lease_alone(store: LockStore, lease_request: MakeReques
     assert found is not None
     assert found.task_id == "mine"
     assert store.renew([one]) == [RenewResult.REVOKED]
+
+
+@pytest.mark.parametrize(("comes_again", "cut_off"), [(True, True), (True, False), (False, True)])
+def test_body_that_began(backing: Backing, lease_request: MakeRequest, comes_again: bool, cut_off: bool) -> None:
+    """A store remembers for a week that a body began whose message comes again, unless its own process has seen its end."""
+    store, wanted = backing.store, lease_request(task_id="a", comes_again=comes_again)
+    assert not store.has_begun(wanted)
+    store.acquire(wanted)
+    assert comes_again is store.has_begun(wanted)
+    assert not store.has_begun(lease_request(task_id="b"))
+    wanted.is_unfinished = cut_off
+    store.release(wanted, success=False)
+    assert (comes_again and cut_off) is store.has_begun(wanted)
+    backing.wait(BEGUN_TTL + 1)
+    assert not store.has_begun(wanted)
+
+
+def test_body_whose_process_died(backing: Backing, lease_request: MakeRequest) -> None:
+    """A supervisor's release says nothing of the body; a new start of the message that ends is its end."""
+    store, wanted = backing.store, lease_request(task_id="a", supervised=True, comes_again=True)
+    store.acquire(wanted)
+    store.release(replace(wanted, digest="", comes_again=False), success=False)
+    assert store.holder(wanted.lock) is None
+    assert store.has_begun(wanted)
+    again = lease_request(task_id="a", comes_again=True)
+    store.acquire(again)
+    store.release(again, success=True)
+    assert not store.has_begun(wanted)

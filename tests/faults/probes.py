@@ -412,10 +412,20 @@ def _requests() -> list[LeaseRequest]:
     noted = (Noted(), Noted(counted={"renewed": 1}))
     return [
         LeaseRequest(
-            "", "1", "", 1.0, limit=limit, queued=queued, max_starts=starts, place=place, stoppable=stop, noted=one
+            "",
+            "1",
+            "",
+            1.0,
+            limit=limit,
+            queued=queued,
+            max_starts=starts,
+            place=place,
+            stoppable=stop,
+            comes_again=late,
+            noted=one,
         )
-        for limit, queued, starts, place, stop, one in product(
-            (0, 2), (False, True), counts, PLACES, (False, True), noted
+        for limit, queued, starts, place, stop, late, one in product(
+            (0, 2), (False, True), counts, PLACES, (False, True), (False, True), noted
         )
     ]
 

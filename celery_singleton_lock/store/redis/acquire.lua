@@ -61,6 +61,7 @@ if not owner then
   --@recorded
 end
 --@started
+--@begun
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 if ARGV[6] == '1' then redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2]) end
 --@slot

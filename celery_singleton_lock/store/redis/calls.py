@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from celery_singleton_lock.store.protocol import (
+    BEGUN_TTL,
     CONTINUED_TTL,
     COPY_TTL,
     REVOKED_TTL,
     Kept,
     LeaseRequest,
     Place,
+    begun_key,
     line_keys,
     pauses_key,
     record_keys,
@@ -91,6 +93,8 @@ def _acquire_parts(wanted: LeaseRequest) -> Sequence[Part]:
         parts.append(Part("starts", (wanted.starts,), (str(limit.n), ms(limit.per))))
         if wanted.limit and limit.count == "crashed":
             parts.append(Part("running"))
+    if wanted.comes_again and not wanted.queued:
+        parts.append(Part("begun", (begun_key(wanted.base),), (ms(BEGUN_TTL),)))
     if wanted.place:
         parts += _line_parts(wanted, wanted.place)
     return parts
@@ -153,6 +157,8 @@ def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, 
         parts.append(_NEXT)
     if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
         parts.append(Part("starts", (wanted.starts,), (ended,)))
+    if wanted.comes_again and not wanted.is_unfinished:
+        parts.append(Part("begun", (begun_key(wanted.base),), (str(wanted.task_id),)))
     if wanted.is_continued:
         parts.append(Part("continued", (wanted.continued,), (ms(CONTINUED_TTL),)))
     if history is not None:

@@ -4,6 +4,7 @@
 -- ARGV  1 token   2 how long (ms) a waiting redelivery waits for the outcome, and the lock stays reserved   3 '1' after a success
 -- Returns {1 if a redelivery waits for the outcome, else 0; the message of the next in line, or ''}
 --@starts
+--@begun
 --@continued
 local lock, finishing = KEYS[1], 'finishing:' .. ARGV[1]
 if lock == KEYS[2] then lock = redis.call('GET', KEYS[2]) end

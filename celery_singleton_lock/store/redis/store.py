@@ -20,6 +20,7 @@ from celery_singleton_lock.store.protocol import (
     LeaseRequest,
     Released,
     RenewResult,
+    begun_key,
     check_key,
 )
 from celery_singleton_lock.store.redis.calls import (
@@ -106,6 +107,9 @@ class RedisStore:
 
     def keep_continued(self, wanted: LeaseRequest) -> bool:
         return bool(self.command("PEXPIRE", wanted.continued, ms(CONTINUED_TTL)))
+
+    def has_begun(self, wanted: LeaseRequest) -> bool:
+        return self.command("ZSCORE", begun_key(wanted.base), str(wanted.task_id)) is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         reply = self.run(script_call("holder", (lock,), (), oldest_parts(slots)))
