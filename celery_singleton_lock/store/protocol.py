@@ -75,7 +75,7 @@ class LeaseRequest:
     limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
     max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
-    comes_again: bool = False  # its message is delivered again if its body does not end: the store remembers that it began
+    comes_again: bool = False  # its message is delivered again if its body does not end; the store notes that it began
     is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
     noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
