@@ -83,7 +83,7 @@ def test_reservation_of_a_task_that_no_worker_has(app: Celery) -> None:
     """`list`, `show`, `stats` and the rest find the lock of a message whose task only its publisher knows."""
     task, member = publisher(app, "shop.mail"), publisher(app, "shop.fax", lock_group="letters", unique_on=["number"])
     found = {task.delay(1).id: "shop.mail", member.delay(1).id: "letters"}
-    assert found == {lock.holder.task_id: lock.task for lock in locks.list(app)}
+    assert found == {lock.holder.task_id: lock.task for lock in locks.find(app)}
     assert {*found.values()} <= {*locks.tasks(app)} & {one.task for one in locks.stats(app)}
     assert "letters" == names(app)["shop.fax"]
     for task_id in found:
@@ -114,7 +114,7 @@ def test_a_name_that_cannot_be_registered(app: Celery) -> None:
     result = task.delay(1)
     assert result.id == task.lock_holder(1).task_id
     store.command("DEL", "singleton:tasks")  # type: ignore[attr-defined]
-    assert [result.id] == [lock.holder.task_id for lock in locks.list(app, "shop.mail")]
+    assert [result.id] == [lock.holder.task_id for lock in locks.find(app, "shop.mail")]
 
 
 # -- show ---------------------------------------------------------------------------------------
