@@ -262,7 +262,7 @@ def test_picture(site: Site, open_browser: Callable[[str], Browser], killed: str
     body = site.send(CLOSE, "picture")
     site.lock_of(body)
     site.send(CLOSE, "picture", "again")
-    locks.pause(site.app, 3600, task=REPORT)
+    locks.pause(site.app, 3600, task=REPORT, reason="moving the database", by="ann")
     try:
         until(lambda: site.lock_of(body).duplicates, "the duplicate is counted")
         picture = open_browser("root").screenshot()
