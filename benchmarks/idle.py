@@ -13,7 +13,7 @@ from benchmarks.stage import Stage
 SECONDS = 0.05  # of each body
 BOUND = 3.0
 HOW = (
-    "Calls of one signature that wait, in prefork: the time from the end of a body to the start of the next one. "
+    "Calls with one lock key that wait, in prefork: the time from the end of a body to the start of the next one. "
     "A plain task in a worker with one place is compared, whose queue keeps the calls apart. The others have two places. "
     "`plain, successive` has no lock and no line: each body publishes the next call as its last act, so it shows what publish, "
     "delivery and start alone cost. "

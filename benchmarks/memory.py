@@ -20,7 +20,7 @@ HOW = (
     "Process: bytes that Python has allocated for many held locks that have been renewed (tracemalloc), divided by their number; "
     "the peers' task classes keep nothing there, and renew nothing; their lock objects were not measured. "
     "Store: growth of used_memory by many locks of "
-    "different signatures, divided by their number."
+    "different keys, divided by their number."
 )
 
 

@@ -1,4 +1,4 @@
-"""A worker that gets many calls of one signature, and what they cause."""
+"""A worker that gets many calls with one lock key, and what they cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The app of the benchmarks about duplicates: one signature, and a task for each policy, whose bodies note when they ran."""
+"""The app of the benchmarks about duplicates: one lock key, and a task for each policy, whose bodies note when they ran."""
 
 from __future__ import annotations
 

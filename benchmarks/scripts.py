@@ -19,7 +19,7 @@ from celery_singleton_lock.store.redis.scripts import script
 from celery_singleton_lock.testing import locked
 
 PLAIN = "no options"
-#: Options of each task. None of them finds another one that holds the signature, or waits for it.
+#: Options of each task. None of them finds another one that holds the lock, or waits for it.
 OPTIONS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "join": {"on_duplicate": "join"},
@@ -44,7 +44,7 @@ COUNTING = "redis.call('HINCRBY', 'counters', 'a', 1) redis.call('HINCRBY', 'cou
 #: A run whose release does not look whether messages wait in line, and what that may add, in µs.
 NO_LINE, NO_LINE_BOUND = "without records, without the line", 1.0
 HOW = (
-    "The calls of runs of different signatures, as in a prefork child, are noted once. In each round they are sent again to an "
+    "The calls of runs with different lock keys, as in a prefork child, are noted once. In each round they are sent again to an "
     "empty store, one after the other without a pause. INFO commandstats has the time of all EVALSHA, which is divided by the "
     "number of runs. It does not include the network, nor the reading of the command. Duplicates meet a held lock. "
     "`without the line`: the release does not look whether messages wait in line; a task that does not use it pays no more. "

@@ -1,4 +1,4 @@
-"""(k) What a storm of calls with one signature costs under each policy."""
+"""(k) What a storm of calls with one lock key costs under each policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.tasks import ONCE, SINGLETON, base_classes
 #: Policies under which a duplicate comes back again and again, until the holder has ended.
 COMING_BACK = ("retry", "join")
 HOW = (
-    "Calls of one signature in one burst, prefork with two places. The first body runs when the others are published, and "
+    "Calls with one lock key in one burst, prefork with two places. The first body runs when the others are published, and "
     "until each call was handled once; the others take no time. Handled: from the burst's begin until then. Settled: from "
     "the end of the first body until every call has ended. `retry` comes back each 0.5 s, give or take a fifth. Messages "
     "and store calls: of the whole storm, for each call. Line: its memory in the store. The peers drop a duplicate when it "

@@ -87,7 +87,7 @@ def _sweeping(renewer: Renewer[LeaseState], held_leases: list[LeaseState], cpu: 
 def leases(
     stage: Stage, size: int, ttl: float, by_thread: bool = True
 ) -> Iterator[tuple[Renewer[LeaseState], list[LeaseState]]]:
-    """So many leases of different signatures, granted by the store, in a renewer of their own, with its thread or without."""
+    """So many leases with different lock keys, granted by the store, in a renewer of their own, with its thread or without."""
     store, task = context_of(stage.app).store, stage.tasks[OURS]
     events = EventLogger(CallbackRunner())
     handler = BodyRenewal(store, store, events)

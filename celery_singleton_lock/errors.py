@@ -28,12 +28,12 @@ class ConfigurationError(SingletonError, ClickException):
         self.args = self.problems = problems
 
 
-class SignatureError(SingletonError):
+class LockKeyError(SingletonError):
     """An argument cannot be part of a lock key. The text names the parameter, never its value."""
 
 
 class DuplicateTask(SingletonError):
-    """Another task holds the signature.
+    """Another task holds the lock.
 
     Arguments:
         key: the lock key.
@@ -62,7 +62,7 @@ class LockLost(SingletonError):
 
 
 class TooManyStarts(SingletonError):
-    """The signature was started too often: see `MaxStarts`.
+    """Tasks with this lock key were started too often: see `MaxStarts`.
 
     Arguments:
         key: the lock key.

@@ -27,14 +27,14 @@ from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.health import UNKNOWN, Bounds, Health, evaluate
+from celery_singleton_lock.keys.canonical import escaped
 from celery_singleton_lock.revoking import Release, answers_of, revoke
-from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.records import SEPARATOR, WHOLE_TASK, Lock, RecordStore, Run, Statistics, task_of
 
 _DIGEST = re.compile("[0-9a-f]{32}")
 #: How many characters the author and the reason of a pause may have.
 LONGEST_TEXT = 200
-#: The end of a key: the digest of the signature, and a slot with `lock_limit`; or what stands for a pause of the whole task.
+#: The end of a key: the digest of the arguments, and a slot with `lock_limit`; or what stands for a pause of the whole task.
 _END_OF_KEY = re.compile(rf"[0-9a-f]{{32}}(:[1-9][0-9]*)?|{re.escape(WHOLE_TASK)}")
 
 # -- what exists -------------------------------------------------------------------------------
@@ -65,21 +65,21 @@ def tasks(app: Any) -> Sequence[str]:
 
 
 def show(app: Any, key: str) -> Sequence[Lock]:
-    """Return the locks that keep a task with this key from starting: of all holders of its signature, and operators' pauses.
+    """Return the locks that keep a task with this key from starting: of all its holders, and operators' pauses.
 
     With the key of a slot, the holder of this slot alone. The digest of a key stands for the key. With the id of a task, the lock
     that this task holds; with the name of a task or group, all its locks.
     """
     if ":lock:" not in key:
         return _named(app, _given(key))
-    base, signature = _checked(app, key)
+    base, digest = _checked(app, key)
     reader, store = _reader(app), context_of(app).store
-    keys = [key, *reader.slots(base, signature)] if key.endswith(signature) else [key]
+    keys = [key, *reader.slots(base, digest)] if key.endswith(digest) else [key]
     pauses, recorded = [], {}
     for lock in reader.locks(base):
         if lock.holder.state != "paused":
             recorded[lock.key, lock.holder.fence] = lock
-        elif lock.key in (f"{base}:lock:{signature}", f"{base}:lock:{WHOLE_TASK}"):
+        elif lock.key in (f"{base}:lock:{digest}", f"{base}:lock:{WHOLE_TASK}"):
             pauses.append(lock)
     holders = [(one, holder) for one in keys if (holder := store.holder(one))]
     return [
@@ -271,11 +271,11 @@ def release_all(
 
 
 def pause(app: Any, seconds: float, key: str = "", task: str = "", reason: str = "", by: str = "") -> str:
-    """Let no body start for so long, of one signature or of a whole task, for maintenance; running bodies go on.
+    """Let no body start for so long, with one lock key or of a whole task, for maintenance; running bodies go on.
 
     Newcomers are duplicates of a holder with the state `paused`. A new pause replaces one of the same key or task. What waited
     in line before the pause starts up to its `lock_ttl`, at most a minute, after the end of the pause. The key of a slot stands
-    for all slots of its signature. Returns the key under which `find` shows the pause.
+    for all slots of its lock. Returns the key under which `find` shows the pause.
 
     Arguments:
         reason: why; others are shown it.
@@ -376,7 +376,7 @@ def _checked(app: Any, key: str) -> tuple[str, str]:
 
 
 def _parts(app: Any, key: str) -> tuple[str, str]:
-    """Return what all keys of the lock's task begin with, and the digest of the lock's signature, or `WHOLE_TASK`."""
+    """Return what all keys of the lock's task begin with, and the digest in the lock key, or `WHOLE_TASK`."""
     prefix = context_of(app).settings.prefix
     base, _, rest = key.rpartition(":lock:")
     if not (_END_OF_KEY.fullmatch(rest) and base.startswith(f"{prefix}:{{") and base.endswith("}")):

@@ -12,7 +12,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import SignatureError
+from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place, queued_token
@@ -73,13 +73,13 @@ def has_ended(task: Any, holder: Holder) -> bool:
 
 
 def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:
-    """Return the reservation that a lease becomes when its task retries itself with the same signature."""
+    """Return the reservation that a lease becomes when its task retries itself with the same lock key."""
     options = config.options
     if options.lock_from == "start" or options.lock_until == "start" or retry.sig is None:
         return None
     try:
         digest = config.digest(retry.sig.args, retry.sig.kwargs)
-    except (TypeError, SignatureError):
+    except (TypeError, LockKeyError):
         return None
     if digest != lease.digest:
         return None

@@ -1,4 +1,4 @@
-"""How often a signature may be started: the value of the option `max_starts`."""
+"""How often tasks with one lock key may be started: the value of the option `max_starts`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Count = Literal["crashed", "unsuccessful"]
 
 @dataclass(frozen=True)
 class MaxStarts:
-    """Let a delivery fail with `TooManyStarts` if its signature was started too often.
+    """Let a delivery fail with `TooManyStarts` if tasks with its lock key were started too often.
 
     Arguments:
         n: so many starts, at least 1; the next one is refused.

@@ -34,7 +34,7 @@ from celery_singleton_lock.worker.request import request_class
 
 
 class SingletonMixin:
-    """Holds a lock for the signature of a task while its body runs.
+    """Holds the lock of a call while its body runs.
 
     Put the mixin before any task class: ``class Base(SingletonMixin, DjangoTask)``. `SingletonTask` does that for `celery.Task`.
 
@@ -43,14 +43,14 @@ class SingletonMixin:
     Options:
         singleton: `False` makes a plain task; Celery's own `celery.*` tasks are always plain, so
             `Celery(task_cls=SingletonTask)` works. Default: `True`.
-        unique_on: names of the parameters that make the signature; `[]`: the task name alone; `"x"` means `["x"]`.
+        unique_on: names of the parameters that make the lock key; `[]`: the task name alone; `"x"` means `["x"]`.
             Default: all arguments.
-        lock_key: makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`),
+        lock_key: makes the lock key instead of `unique_on`: a template with plain parameter names (`"{account}"`),
             or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB.
             Default: none.
         lock_group: a name instead of the task name in the key: tasks of one group with equal values of `unique_on` or
             `lock_key`, one of which is needed, exclude each other. Default: none.
-        lock_limit: how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as
+        lock_limit: how many tasks with one lock key may run at once, from 1; or a callable that gets the arguments as
             `lock_key` does, and returns that number. Default: `1`.
         on_duplicate: `"skip"`, `"retry"`, `"raise"`, `"wait"`, `"join"`, `"run_once_more"`, `"replace"`, a policy
             object, or a callable `(task, holder) -> policy`. Default: `"skip"`.
@@ -59,7 +59,7 @@ class SingletonMixin:
             `lock_from="publish"`). Default: `"finish"`.
         lock_ttl: seconds that a lease outlives a vanished holder, from 1 to a year; it is renewed every third of
             that. Default: `30.0`.
-        lock_at_least: seconds for which a success keeps the signature held, counted from the start of the body.
+        lock_at_least: seconds for which a success keeps the lock held, counted from the start of the body.
             Default: `0.0`.
         lock_at_most: seconds after which the lease of a body that still runs is lost, from 1 to a year; above
             `lock_at_least`. Default: none.
@@ -192,7 +192,7 @@ class SingletonMixin:
 
         Raises:
             TypeError: they do not fit the task.
-            SignatureError: one of them has no stable form.
+            LockKeyError: one of them has no stable form.
             ConfigurationError: there is no store, or the task's options cannot be used.
         """
         return config_for(self).lock_keys(args, kwargs)[0]

@@ -43,7 +43,7 @@ class Reaper:
             self._fleet.start_worker(_worker(self.kill.node))
 
     def settled(self) -> bool:
-        """Return whether the keys of the killed bodies have expired, and each of their signatures has run again."""
+        """Return whether the keys of the killed bodies have expired, and each of their lock keys has run again."""
         if self.kill is None:
             return False
         runs = story.runs(self._start)

@@ -21,7 +21,7 @@ def table(story: Story) -> list[tuple[str, ...]]:
 
 
 def takeover_lines(story: Story) -> list[str]:
-    """Return a line for each signature that the killed worker was running."""
+    """Return a line for each lock key that the killed worker was running."""
     return [f"{takeover.cut.work}: {_course(takeover, story)}" for takeover in story.takeovers()]
 
 

@@ -47,7 +47,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Takeover:
-    """A killed body, when its key disappeared, and the next run of its signature."""
+    """A killed body, when its key disappeared, and the next run with its lock key."""
 
     cut: Run
     gone: float | None
@@ -79,11 +79,11 @@ class Story:
         return [run for run in self.runs if run.ended is None and not self.is_cut(run)]
 
     def overlaps(self) -> list[tuple[Run, Run]]:
-        """Return the pairs of runs of one signature that overlapped."""
+        """Return the pairs of runs with one lock key that overlapped."""
         return [pair for runs in self._by_work() for pair in self._overlaps(runs)]
 
     def takeovers(self) -> list[Takeover]:
-        """Return, for each signature that the killed worker was running, how it was run again."""
+        """Return, for each lock key that the killed worker was running, how it was run again."""
         if self.kill is None:
             return []
         return [self._takeover(run, self.kill) for run in self.runs if self.is_cut(run)]

@@ -1,4 +1,4 @@
-"""The service's tasks. Each is locked per signature, and each has a policy that suits it."""
+"""The service's tasks. Each is locked per lock key, and each has a policy that suits it."""
 
 # Celery has no types of its own, its decorators neither.
 # mypy: disallow-untyped-decorators=False

@@ -1,4 +1,4 @@
-"""Draws the picture, an SVG with a lane for each worker and, below, a lane for each signature."""
+"""Draws the picture, an SVG with a lane for each worker and, below, a lane for each lock key."""
 
 from collections.abc import Iterable
 from html import escape
@@ -44,9 +44,9 @@ class Picture:
         for node in self.story.nodes:
             self._worker(node)
         self.y += 30
-        self._text(LEFT, self.y - 10, "The same runs by signature: bars in one row never overlap", "head")
+        self._text(LEFT, self.y - 10, "The same runs by lock key: bars in one row never overlap", "head")
         for work in dict.fromkeys(run.work for run in sorted(self.story.runs, key=_place)):
-            self._signature(work)
+            self._lock_key(work)
         body = [*self._axis(), *self.shapes]
         self.shapes = []
         self._kill()
@@ -110,7 +110,7 @@ class Picture:
         hint = f"{event.task} {FATES[event.kind][1]} at {event.at:.2f} s, held by {event.holder}"
         self.shapes.append(f"<g><title>{escape(hint)}</title>{_mark(event.kind, self._x(event.at), y)}</g>")
 
-    def _signature(self, work: str) -> None:
+    def _lock_key(self, work: str) -> None:
         self._text(LEFT - 12, self.y + 12, work, "", "end")
         x = WIDTH - RIGHT
         self.shapes.append(f'<path d="M{LEFT} {self.y + BAR / 2}H{x}" stroke="#e2e8f0"/>')

@@ -10,7 +10,7 @@ from celery import Celery, Task
 
 from celery_singleton_lock import Debounce, MaxStarts, RetryLater, RunOnceMore, SingletonTask
 
-#: Seconds for which a success holds the signature: much longer than the body of a test runs.
+#: Seconds for which a success keeps the lock held: much longer than the body of a test runs.
 COOLDOWN = 15.0
 #: Seconds after which the lease of a body that still runs is lost.
 CAP = 1.0

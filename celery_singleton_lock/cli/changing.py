@@ -94,7 +94,7 @@ def _tell(one: Release, prefix: str = "") -> None:
 def pause(obj: Any, /, key: str, task: str, seconds: float, reason: str, by: str, as_json: bool) -> None:
     """Let no body start under this KEY, or of a task, for so long. Bodies that run go on, and are counted.
 
-    With lock_limit, the KEY of a slot stands for all slots of its signature.
+    With lock_limit, the KEY of a slot stands for all slots of its lock.
 
     Other calls are duplicates meanwhile: their `on_duplicate` says what they do.
     """

@@ -57,7 +57,7 @@ EXCLUSIONS: list[tuple[str, str, Callable[[Options], bool], str]] = [
         "lock_limit",
         "lock_at_least",
         lambda options: options.is_limited and options.lock_at_least > 0,
-        "a cooldown keeps the whole signature",
+        "a cooldown keeps all slots of the lock",
     ),
     (
         "on_duplicate",

@@ -114,12 +114,12 @@ class Options:
         "so `Celery(task_cls=SingletonTask)` works")
     unique_on: Collection[str] | None = _row(
         None, _is_names, "be names of parameters",
-        'names of the parameters that make the signature; `[]`: the task name alone; `"x"` means `["x"]`',
+        'names of the parameters that make the lock key; `[]`: the task name alone; `"x"` means `["x"]`',
         "all arguments", lambda value: [value] if isinstance(value, str) else value)
     lock_key: str | Callable[..., str] | None = _row(  # noqa: RUF009
         None, lambda value: value is None or callable(value) or (isinstance(value, str) and value != ""),
         "be a template or a callable",
-        'makes the signature instead of `unique_on`: a template with plain parameter names (`"{account}"`), '
+        'makes the lock key instead of `unique_on`: a template with plain parameter names (`"{account}"`), '
         "or a callable that gets the arguments by name, defaults filled in, and returns a `str` of at most 1 KiB",
         "none")
     lock_group: str | None = _row(
@@ -128,7 +128,7 @@ class Options:
         "one of which is needed, exclude each other", "none")
     lock_limit: int | Callable[..., int] = _row(  # noqa: RUF009
         1, lambda value: callable(value) or is_limit(value), "be a whole number from 1, or a callable",
-        "how many tasks of one signature may run at once, from 1; or a callable that gets the arguments as `lock_key` does, "
+        "how many tasks with one lock key may run at once, from 1; or a callable that gets the arguments as `lock_key` does, "
         "and returns that number")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy,
@@ -148,7 +148,7 @@ class Options:
         read=float)
     lock_at_least: float = _row(
         0.0, _is_cooldown, "be a number of seconds, from 0 to a year",
-        "seconds for which a success keeps the signature held, counted from the start of the body", read=float)
+        "seconds for which a success keeps the lock held, counted from the start of the body", read=float)
     lock_at_most: float | None = _row(
         None, lambda value: value is None or (_is_seconds(value) and value >= 1),
         "be a number of seconds, from 1 to a year",
@@ -168,7 +168,7 @@ class Options:
 
     @property
     def is_limited(self) -> bool:
-        """Whether several tasks may hold one signature at once. A callable `lock_limit` counts as that."""
+        """Whether several tasks may hold one lock at once. A callable `lock_limit` counts as that."""
         return self.lock_limit != 1
 
 

@@ -15,10 +15,10 @@ from celery_singleton_lock.config.options import TASK_OPTIONS, Options, is_limit
 from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.keys.arguments import Parameters
+from celery_singleton_lock.keys.builder import ArgumentFunction, KeyBuilder
+from celery_singleton_lock.keys.canonical import digest, escaped
 from celery_singleton_lock.policies import NAMED
-from celery_singleton_lock.signature.arguments import Parameters
-from celery_singleton_lock.signature.canonical import digest, escaped
-from celery_singleton_lock.signature.keys import ArgumentFunction, KeyBuilder
 from celery_singleton_lock.store.protocol import starts_key
 
 _ATTRIBUTE = "_singleton_config"
@@ -37,11 +37,11 @@ class TaskConfig:
     keys: KeyBuilder
     base: str
     check_call: Callable[..., object] | None
-    #: Returns how many calls of a call's signature may run at once; 0: one, without slots (see `LeaseRequest.limit`).
+    #: Returns how many calls with a call's lock key may run at once; 0: one, without slots (see `LeaseRequest.limit`).
     limit: Callable[[Sequence[Any], Mapping[str, Any]], int]
 
     def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the digest of a call's signature, or raise the `TypeError` that Celery raises for the call."""
+        """Return the digest of a call's lock key, or raise the `TypeError` that Celery raises for the call."""
         try:
             form = self.keys.canonical_call(args, kwargs)
         except TypeError:
@@ -51,7 +51,7 @@ class TaskConfig:
         return digest(form)
 
     def starts_key(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Return the key of the starts of a call's signature that count for `max_starts`, "" if none do."""
+        """Return the key of the starts with a call's lock key that count for `max_starts`, "" if none do."""
         return starts_key(self.base, self.digest(args, kwargs)) if self.options.max_starts is not None else ""
 
     def lock_keys(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, str]:

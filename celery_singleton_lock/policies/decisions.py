@@ -10,7 +10,7 @@ from celery_singleton_lock.holder import Holder
 
 @dataclass(frozen=True)
 class Duplicate:
-    """A delivery that found its signature held."""
+    """A delivery that found its lock held."""
 
     holder: Holder
     times: int = 0  # how often the message was published again so far

@@ -13,7 +13,7 @@ class Wait(Policy):
     """Wait in line; the first in line starts as soon as the holder has ended.
 
     Arguments:
-        max_waiting: how many messages may wait for one signature; further ones fail with `DuplicateTask`.
+        max_waiting: how many messages may wait for one lock; further ones fail with `DuplicateTask`.
         max_wait: seconds after which a message that waits fails with `DuplicateTask`; ``math.inf`` means never.
 
     Raises:

@@ -18,7 +18,7 @@ class _Waiting:
 
 @dataclass
 class Line:
-    """The messages that wait for one signature, in the order of their joining."""
+    """The messages that wait for one lock, in the order of their joining."""
 
     clock: Callable[[], float]
     used: dict[

@@ -1,4 +1,4 @@
-"""What a store in memory keeps: records that expire, and the lines, slots and starts of signatures."""
+"""What a store in memory keeps: records that expire, and the lines, slots and starts of lock keys."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Record:
     asked: float = 0.0  # since when
     line: bool = False  # whether messages wait in line for its end
     named: bool = False  # reserved for a head of the line whose message was published
-    limit: int = 0  # how many may hold the signature
+    limit: int = 0  # how many may hold the lock
     ttl: float = 0.0
     renewed: float = 0.0  # when the process of the body last renewed it; 0: not since the grant
     fences: dict[str, int] | None = None  # lock -> fence, in the record of recent grants
-    starts: dict[str, float] | None = None  # token -> when it started, in the record of a signature's starts
+    starts: dict[str, float] | None = None  # token -> when it started, in the record of a lock key's starts
 
 
 class Records:

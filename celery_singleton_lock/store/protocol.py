@@ -29,7 +29,7 @@ CHECK_TTL = 5.0
 
 
 class Place(NamedTuple):
-    """What a delivery says of its place in the line of its signature.
+    """What a delivery says of its place in the line of its lock.
 
     Arguments:
         ticket: of its message; empty if the message has not waited.
@@ -62,7 +62,7 @@ class LeaseRequest:
     """One delivery's request for a lease, and the keys that it concerns."""
 
     base: str  # what all keys of the task name start with, a cluster's hash tag included
-    digest: str  # of the signature; empty in a supervisor, which knows the token alone
+    digest: str  # of the arguments; empty in a supervisor, which knows the token alone
     token: str = field(repr=False)  # the delivery's secret
     ttl: float  # seconds
     task_id: str = ""
@@ -72,9 +72,9 @@ class LeaseRequest:
     redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
     queued: bool = False  # a reservation: no worker has started the message
     place: Place | None = None  # where the line counts: the lock is only free for its head
-    limit: int = 0  # how many may hold the signature at once, each in a slot with its own lock; 0: one, without slots
+    limit: int = 0  # how many may hold the lock at once, each in a slot with its own lock; 0: one, without slots
     stoppable: bool = False  # its renewals tell whether the holder is asked to stop
-    max_starts: MaxStarts | None = None  # how often the signature may be started; a supervisor does not look at it
+    max_starts: MaxStarts | None = None  # how often its lock key may be started; a supervisor does not look at it
     comes_again: bool = False  # its message is delivered again if its body does not end; the store notes that it began
     is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
@@ -103,7 +103,7 @@ class LeaseRequest:
         return f"{self.base}:slots:{self.digest}"
 
     def slot_lock(self, slot: int) -> str:
-        """Return the key of a slot's lock; slot 0 has that of a signature without slots."""
+        """Return the key of a slot's lock; slot 0 has that of a lock without slots."""
         return f"{self.base}:lock:{self.digest}:{slot}" if slot else f"{self.base}:lock:{self.digest}"
 
     def use_slot(self, slot: int) -> None:
@@ -125,7 +125,7 @@ class LeaseRequest:
 
 
 def starts_key(base: str, digest: str) -> str:
-    """Return the key of a signature's starts that count for `max_starts`."""
+    """Return the key of a lock key's starts that count for `max_starts`."""
     return f"{base}:starts:{digest}"
 
 
@@ -150,7 +150,7 @@ def pauses_key(base: str) -> str:
 
 
 def line_keys(base: str, digest: str) -> tuple[str, str, str]:
-    """Return the keys of a signature's line: the tickets in order, their messages, and the task name's used tickets."""
+    """Return the keys of a lock's line: the tickets in order, their messages, and the task name's used tickets."""
     return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
 
 
@@ -196,7 +196,7 @@ class AcquireStatus(Enum):
     SUPERSEDED = "superseded"
     #: Another message has taken this one's place, after a delivery of it had started its body.
     REPLACED = "replaced"
-    #: The lock is free, but its signature was started too often.
+    #: The lock is free, but tasks with its key were started too often.
     TOO_MANY_STARTS = "too_many_starts"
 
 

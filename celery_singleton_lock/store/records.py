@@ -26,7 +26,7 @@ BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
 LONGEST_ERROR = 100
 #: Separates the fields of an entry of the registry and of the history.
 SEPARATOR = "\x1f"
-#: Name of a pause of a whole task name, among those of single signatures.
+#: Name of a pause of a whole task name, among those of single lock keys.
 WHOLE_TASK = "*"
 
 
@@ -186,7 +186,7 @@ class RecordStore(Protocol):
         """Return what `add_tasks` has noted."""
 
     def slots(self, base: str, digest: str) -> list[str]:
-        """Return the keys of the slots above the first one that holders of a signature may have."""
+        """Return the keys of the slots above the first one that holders of a lock may have."""
 
     def sweep(self, *bases: str) -> None:
         """Count the leases that have expired as such, so that only those that exist are left in the registry.
@@ -210,7 +210,7 @@ class RecordStore(Protocol):
         """Return the last runs, the newest first."""
 
     def pause(self, base: str, name: str, seconds: float, by: str = "", reason: str = "") -> None:
-        """Have no body start for so long: of a signature's digest, or of `WHOLE_TASK`."""
+        """Have no body start for so long: of a lock key's digest, or of `WHOLE_TASK`."""
 
     def resume(self, base: str, name: str) -> bool:
         """End a pause; tell whether there was one."""

@@ -16,11 +16,11 @@ from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import REGISTER_INTERVAL, ProcessContext, context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
+from celery_singleton_lock.keys.canonical import escaped
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
-from celery_singleton_lock.signature.canonical import escaped
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout

@@ -38,7 +38,7 @@ Body = Callable[[], Any]
 
 
 def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str, Any], body: Body) -> Any:
-    """Run the body of a task under the lock of its signature.
+    """Run the body of a task under the lock of its call.
 
     Raises:
         BaseException: what the body raises, or what the policy of a duplicate says.

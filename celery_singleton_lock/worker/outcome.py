@@ -40,7 +40,7 @@ def handle_duplicate(
 
     Raises:
         DuplicateTask: the decision is to fail.
-        TooManyStarts: the signature was started too often.
+        TooManyStarts: tasks with this lock key were started too often.
         Ignore, Retry, Reject: the end of this delivery, as Celery's tracer expects it.
     """
     holder = result.holder or Holder()

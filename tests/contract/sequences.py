@@ -50,7 +50,7 @@ class Setup(NamedTuple):
     quiet: bool = False
     max_starts: MaxStarts | None = None
     supervised: bool = False
-    alone: bool = False  # whether the third message has another signature
+    alone: bool = False  # whether the third message has another lock key
 
 
 class Step(NamedTuple):

@@ -1,4 +1,4 @@
-"""Signatures with a limit: up to N holders at once, each in a slot of its own."""
+"""Locks with a limit: up to N holders at once, each in a slot of its own."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def test_expired_slots_are_free(backing: Backing, lease_request: MakeRequest, fi
     assert [RenewResult.RENEWED] == store.renew([newcomer])
 
 
-def test_signatures_have_their_own_slots(store: LockStore, lease_request: MakeRequest, fill: Fill) -> None:
-    """The holders of another signature do not count."""
+def test_locks_have_their_own_slots(store: LockStore, lease_request: MakeRequest, fill: Fill) -> None:
+    """The holders of another lock do not count."""
     fill(2, digest="a")
     fill(2, digest="b")
     refused(store, lease_request("a", limit=2))
@@ -424,7 +424,7 @@ def test_every_key_expires(backing: Backing, fill: Fill) -> None:
 
 
 def test_no_trace(backing: Backing, lease_request: MakeRequest) -> None:
-    """Signatures whose holders came one by one leave nothing behind."""
+    """Locks whose holders came one by one leave nothing behind."""
     for number in range(50):
         backing.store.release(take(backing.store, lease_request(str(number), limit=3)), success=True)
     assert [] == left(backing)
@@ -444,7 +444,7 @@ def test_set_of_slots_outlives_the_longest_lease(backing: Backing, lease_request
 # -- many at once ------------------------------------------------------------------------------
 
 SECONDS = 1.5
-#: How often fewer than N may hold a signature at once, as the threads are slow.
+#: How often fewer than N may hold a lock at once, as the threads are slow.
 TRIES = 5
 LIMIT = 3
 
@@ -483,7 +483,7 @@ def play(store: LockStore, base: str, enter: Callable[[], int], leave: Callable[
 
 
 def test_threads_in_memory() -> None:
-    """Never more than N threads of one process hold a signature, and N of them do."""
+    """Never more than N threads of one process hold a lock, and N of them do."""
     store, inside, mutex = MemoryStore(), [0], threading.Lock()
 
     def enter() -> int:
@@ -528,7 +528,7 @@ def on_server(url: str, base: str, threads: int) -> int:
 
 
 def test_threads_and_processes_on_redis(redis_server: RedisServer) -> None:
-    """Never more than N threads of several processes hold a signature, and N of them do; no lock is left behind."""
+    """Never more than N threads of several processes hold a lock, and N of them do; no lock is left behind."""
     url, base = redis_server.url(), f"hammer:{{{secrets.token_hex(6)}}}"
     children = []
     for _ in range(3):

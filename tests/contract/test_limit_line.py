@@ -33,7 +33,7 @@ GRANTED, HELD, DROPPED, SUPERSEDED = (
 
 
 class Deliveries:
-    """Deliveries of messages of one signature, of which three may run at once unless a test says otherwise."""
+    """Deliveries of messages with one lock key, of which three may run at once unless a test says otherwise."""
 
     def __init__(self, backing: Backing, lease_request: MakeRequest) -> None:
         self.store: LockStore = backing.store

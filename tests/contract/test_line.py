@@ -28,7 +28,7 @@ GRANTED, HELD, DROPPED, SUPERSEDED = (
 
 
 class Deliveries:
-    """Deliveries of one signature's messages, which the test starts, lets wait and ends."""
+    """Deliveries of messages with one lock key, which the test starts, lets wait and ends."""
 
     def __init__(self, backing: Backing, lease_request: MakeRequest) -> None:
         self.store = backing.store

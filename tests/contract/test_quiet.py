@@ -13,7 +13,7 @@ GRANTED, HELD, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.HELD, AcquireSt
 
 
 class Calls:
-    """Deliveries of one signature whose head starts after 10 s without another call, and after 25 s in any case."""
+    """Deliveries with one lock key whose head starts after 10 s without another call, and after 25 s in any case."""
 
     def __init__(self, backing: Backing, lease_request: Callable[..., LeaseRequest]) -> None:
         self.store = backing.store

@@ -331,7 +331,7 @@ def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, loc
 
 
 def test_reacquired_in_one_millisecond(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:
-    """Leases of one signature that begin in the same millisecond are counted one by one, though they look the same."""
+    """Leases of one lock that begin in the same millisecond are counted one by one, though they look the same."""
     wanted = lease_request()
     fence = backing.store.acquire(wanted).fence
     for _ in range(200):
@@ -428,7 +428,7 @@ def test_counts_that_are_reported_at_once(records: RecordStore, base: str, count
 def test_operators_hold(
     backing: RedisBacking, records: RecordStore, lease_request: MakeRequest, hold: MakeRequest, base: str, name: str
 ) -> None:
-    """Nobody starts during a pause, of one signature or of the task; it ends by itself, or when it is lifted."""
+    """Nobody starts during a pause, of one lock key or of the task; it ends by itself, or when it is lifted."""
     records.pause(base, name, 60.0)
     result = backing.store.acquire(lease_request(noted=DUPLICATE))
     assert result.holder is not None

@@ -26,7 +26,7 @@ SUPERSEDED, REPLACED = AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED
 
 
 class Deliveries:
-    """Deliveries of one signature's messages, whose policy is to replace the holder."""
+    """Deliveries of messages with one lock key, whose policy is to replace the holder."""
 
     def __init__(self, store: LockStore, lease_request: MakeRequest) -> None:
         self.store = store

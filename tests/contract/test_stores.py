@@ -80,7 +80,7 @@ def test_acquire_is_idempotent_on_the_token(backing: Backing, lease_request: Mak
     assert holder.remaining > 15
 
 
-def test_other_signatures_are_free(store: LockStore, lease_request: MakeRequest) -> None:
+def test_other_locks_are_free(store: LockStore, lease_request: MakeRequest) -> None:
     """Another digest is another lock."""
     assert granted(store, lease_request("a"))
     assert granted(store, lease_request("b"))
@@ -303,7 +303,7 @@ def test_colons_in_names(backing: Backing, lease_request: MakeRequest) -> None:
 
 
 def test_fence_grows(backing: Backing, lease_request: MakeRequest) -> None:
-    """Each lease of a task name has a higher fence than the one before, whatever its signature; `Holder` has it too."""
+    """Each lease of a task name has a higher fence than the one before, whatever its lock key; `Holder` has it too."""
     store, seen = backing.store, []
     for digest in ("d", "e", "d"):
         one = lease_request(digest)
@@ -328,7 +328,7 @@ def test_fence_grows_after_a_loss_of_data(backing: Backing, lease_request: MakeR
 
 
 def test_revocation_raises_the_fence(store: LockStore, lease_request: MakeRequest) -> None:
-    """A revoked lease has a lower fence than all later ones, also those of another signature."""
+    """A revoked lease has a lower fence than all later ones, also those of another lock key."""
     one = lease_request()
     before = take(store, one)
     store.revoke(one.base, one.lock)
@@ -423,7 +423,7 @@ def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: 
 
 
 def test_redelivery_between_release_and_result(store: LockStore, lease_request: MakeRequest) -> None:
-    """After a successful run a redelivery waits until the result is stored; other work of the signature runs."""
+    """After a successful run a redelivery waits until the result is stored; other work with the lock key runs."""
     first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(again)
@@ -529,7 +529,7 @@ def test_lost_reply_to_a_release(store: LockStore, lease_request: MakeRequest) -
 
 
 def test_no_copy_no_trace(backing: Backing, lease_request: MakeRequest) -> None:
-    """Without a redelivery the store keeps nothing about ended deliveries, however many signatures there were."""
+    """Without a redelivery the store keeps nothing about ended deliveries, however many lock keys there were."""
     for number in range(50):
         one = lease_request(str(number), supervised=True)
         backing.store.acquire(one)
@@ -809,7 +809,7 @@ def test_each_start_counts_for_its_own_time(backing: Backing, lease_request: Mak
 
 
 def test_start_of_a_killed_child_counts(store: LockStore, lease_request: MakeRequest) -> None:
-    """A release by the supervisor, which does not know the signature, leaves the start of a dead child."""
+    """A release by the supervisor, which does not know the lock key, leaves the start of a dead child."""
     for _ in range(2):
         one = lease_request(max_starts=CRASHED, supervised=True)
         assert granted(store, one)

@@ -44,17 +44,17 @@ class Body:
     """One run of a body under one lease; the death of its process is also its end.
 
     Arguments:
-        signature: as its task reports it; no more bodies of one signature than its limit may run concurrently.
+        work: as its task reports it; no more bodies of the same work than its limit may run concurrently.
         key: of its lock, as the library reports it.
         taken: when MONITOR saw that its lease was acquired, else its start.
-        limit: how many bodies of its signature may run at once.
-        least: seconds from ``taken`` for which a success keeps the signature held.
+        limit: how many bodies of its work may run at once.
+        least: seconds from ``taken`` for which a success keeps the lock held.
         most: seconds from ``taken`` after which its lease is lost.
         starts: how many starts may crash, and for how many seconds each counts.
         quiet: seconds without another call before it starts, and after the first call at the latest.
     """
 
-    signature: str
+    work: str
     key: str
     run: str
     task_id: str
@@ -130,7 +130,7 @@ def bodies_of(events: Sequence[Event]) -> list[Body]:
     for event in events:
         if event["what"] == "start":
             start, run = event["at"], event["run"]
-            who = (event["signature"], event["key"], run, event["task_id"], event["pid"], start)
+            who = (event["work"], event["key"], run, event["task_id"], event["pid"], start)
             own = {name: event[name] for name in OPTIONS if name in event}
             bodies.append(Body(*who, min(start, taken.get(run, start)), **own))
             going.setdefault((run, event["pid"]), []).append(bodies[-1])
@@ -167,18 +167,18 @@ def _kill(bodies: Iterable[Body], faults: Iterable[Fault]) -> None:
 
 
 def crowds(bodies: Sequence[Body]) -> Iterator[tuple[list[Body], Body]]:
-    """Return each body that started while so many of its signature ran as its limit allows, or more, after these others."""
+    """Return each body that started while so many of its work ran as its limit allows, or more, after these others."""
     before: dict[str, list[Body]] = {}
     for second in bodies:
         # The time of a death is when a polling probe saw it.
         same = [
             first
-            for first in before.get(second.signature, ())
+            for first in before.get(second.work, ())
             if second.start < first.end - (SEEN if first.how == "died" else 0.0)
         ]
         if len(same) >= second.limit:
             yield same, second
-        before[second.signature] = [*same, second]
+        before[second.work] = [*same, second]
 
 
 def _reused(bodies: Iterable[Body]) -> Iterator[Violation]:
@@ -203,9 +203,9 @@ def _overlaps(
             held = max([first.taken, *(at for at in had.get(first.run, ()) if at <= second.taken)])
             excuse = _excuse(first, second, held, faults, limits)
             if excuse is None:
-                unexcused.append(f"{first.signature}, {first.key}: {first} and {second}")
+                unexcused.append(f"{first.work}, {first.key}: {first} and {second}")
             elif not _knows(first, second, excuse, told, faults, limits):
-                untold.append(f"{first.signature}, {first.key}: {first} was never told of {second}")
+                untold.append(f"{first.work}, {first.key}: {first} was never told of {second}")
         room = newest.limit - 1  # for others beside it
         yield from (Violation("overlap", text) for text in (unexcused if len(unexcused) > room else ()))
         room = max(0, room - len(unexcused))
@@ -335,7 +335,7 @@ def unfinished(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable
     cut = {body.task_id for body in bodies if body.pid in killed}
     latest: dict[str, float] = {}
     for body in returned:
-        latest[body.signature] = max(latest.get(body.signature, 0.0), body.start)
+        latest[body.work] = max(latest.get(body.work, 0.0), body.start)
     lost = _lost_by(kills, events)
     refused = {event["task_id"] for event in events if event["what"] == "refused"}
     decided = duplicates | ended | cut | refused
@@ -343,7 +343,7 @@ def unfinished(events: Sequence[Event], bodies: Sequence[Body], faults: Iterable
         **dict.fromkeys(("run", "once", "once in peace"), lambda event: event["task_id"] in done),
         "once unless killed": lambda event: event["task_id"] in done | cut or lost(event["task_id"]),
         "decided in peace": lambda event: event["task_id"] in decided or lost(event["task_id"]),
-        "run after": lambda event: latest.get(event["signature"], 0.0) >= event["at"],
+        "run after": lambda event: latest.get(event["work"], 0.0) >= event["at"],
     }
     sent = [event for event in events if event["what"] == "sent" and event["expect"] in enough]
     return [event for event in sent if not enough[event["expect"]](event)]
@@ -490,7 +490,7 @@ def _step(event: Event, locks: dict[str, _Lock], released: dict[str, float], lim
 
 @dataclass
 class _Line:
-    """The messages that wait for a signature.
+    """The messages that wait for a lock.
 
     Arguments:
         waiting: ticket -> when it joined, in this order.
@@ -510,9 +510,9 @@ class _Line:
 def _lines(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault]) -> Iterator[Violation]:
     """Find messages that were granted a lock before others that had joined its line earlier, or that lost their place.
 
-    The order of joining is that in which MONITOR shows it. Of a signature with a limit, so many messages may be about to start.
+    The order of joining is that in which MONITOR shows it. With a limit, so many messages may be about to start.
     """
-    most = {_signature_of(body.key): body.limit for body in bodies}
+    most = {_without_slot(body.key): body.limit for body in bodies}
     lines: dict[str, _Line] = {}
     owners: dict[str, str] = {}
     for event in events:
@@ -522,7 +522,7 @@ def _lines(events: Sequence[Event], bodies: Sequence[Body], faults: list[Fault])
         elif event["what"] == "line":
             yield from _move(event, lines.setdefault(event["key"], _Line()), faults)
         elif event["what"] == "store" and event["does"] in (["take"], ["free"]):
-            key = _signature_of(event["key"])
+            key = _without_slot(event["key"])
             if "ticket" in event and owners.get(event["key"]) not in (event["run"], event["heir_of"][0]):
                 line = lines.setdefault(key, _Line())
                 if line.rank(event["ticket"]) >= most.get(key, 1):
@@ -548,7 +548,7 @@ def _move(event: Event, line: _Line, faults: list[Fault]) -> Iterator[Violation]
             )
 
 
-def _signature_of(key: str) -> str:
+def _without_slot(key: str) -> str:
     """Return the key of a lock without the number of a slot."""
     return re.sub(r"(:lock:[^:]+):\d+$", r"\1", key)
 
@@ -575,8 +575,8 @@ def _cooldowns(bodies: Sequence[Body], faults: list[Fault], limits: Limits) -> I
     """Find bodies that started within ``lock_at_least`` of a success."""
     before: dict[str, Body] = {}
     for second in sorted(bodies, key=lambda body: body.taken):
-        first = before.get(second.signature)
-        before[second.signature] = second
+        first = before.get(second.work)
+        before[second.work] = second
         held = first and first.how == "return" and second.taken < first.taken + first.least - 0.05
         if first and held and _in_peace(first, second.taken, faults, limits):
             yield Violation("cooldown", f"{second.key}: {second} in the cooldown of {first}")

@@ -203,7 +203,7 @@ class SeveralInLine(Feature):
 
 
 class AtPublish(Feature):
-    """A call is not published while another of its signature runs, or waits in a queue, whose lock it has."""
+    """A call is not published while another with its lock key runs, or waits in a queue, whose lock it has."""
 
     name = "publish"
     waiting = "publish-waiting"

@@ -216,12 +216,12 @@ class WorkerEnvironment:
             self.expect(result.id, expect, at, f"{name} {tag}")
         return result
 
-    def expect(self, task_id: str, expect: str, at: float | None = None, signature: str = "") -> None:
+    def expect(self, task_id: str, expect: str, at: float | None = None, work: str = "") -> None:
         """Record how often a task is expected to run."""
-        self.ledger.note("sent", at, task_id=task_id, expect=expect, signature=signature)
+        self.ledger.note("sent", at, task_id=task_id, expect=expect, work=work)
 
     def in_line(self, name: str, tag: str) -> int:
-        """Return how many messages wait in line for a signature."""
+        """Return how many messages wait in line for a lock."""
         with contextlib.closing(self.client()) as client:
             key = self.app.tasks[name].lock_key_for(tag)
             return int(client.zcard(str(key).replace(":lock:", ":line:")))  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ class Work(NamedTuple):
         name: of its task.
         expect: how often its messages are expected to run.
         weight: how often it is chosen, in relation to others.
-        tags: how many signatures it has.
+        tags: how many lock keys it has.
         burst: how many messages are sent at once at most, so that lines form and limits are reached.
         long: how many of its bodies, of 1, last two TTLs unless their lease is lost; the others last up to a second.
     """
@@ -298,12 +298,12 @@ def main() -> int:
 
 
 def bench_keys(events: Sequence[Event]) -> set[str]:
-    """Return the lock keys of all signatures that ran."""
+    """Return the lock keys of all that ran."""
     return {event["key"] for event in events if event["what"] == "start"}
 
 
 def history(events: Sequence[Event], env: WorkerEnvironment, keys: set[str]) -> str:
-    """Return the events of these signatures and all faults, ordered by time."""
+    """Return the events of these lock keys and all faults, ordered by time."""
     lines = [
         (e["at"], str(e)) for e in events if e.get("key") in keys and e["what"] != "duplicate" and not e.get("sent")
     ]

@@ -1,6 +1,6 @@
 """The tasks of the fault matrix: ``make_app`` builds the same app in the test and in its workers.
 
-``tag`` alone makes the signature. ``acts`` lists what bodies do: the first run of a message does the first act, and so on. The
+``tag`` alone makes the lock key. ``acts`` lists what bodies do: the first run of a message does the first act, and so on. The
 last act is repeated.
 """
 
@@ -46,7 +46,7 @@ BRIEF = 0.15
 LINGER = 8.0
 #: Short delays for tests; a real policy would wait longer.
 SOON = RetryLater(delay=0.3, backoff=1.0, max_delay=0.3, jitter=0.0, max_wait=600.0)
-#: How many bodies of a limited signature may run at once.
+#: How many bodies of a task with a limit may run at once.
 SEVERAL = 3
 #: Options of tasks that acknowledge their messages when the body has ended.
 LATE = {"acks_late": True, "reject_on_worker_lost": True}
@@ -269,7 +269,7 @@ def _body(task: Task, tag: str, acts: Sequence[Sequence[Any]]) -> Any:
     number = ledger.number(f"{task_id}.{task.name}.{tag}") if task_id else 0
     act, *args = acts[min(number, len(acts) - 1)]
     who = {
-        "signature": _signature(task, tag),
+        "work": _work(task, tag),
         "key": lease.key or f"plain:{tag}",
         "run": _run_of(lease) if task_id else os.urandom(5).hex(),
         "task_id": task_id,
@@ -292,8 +292,8 @@ def _is_called_by_itself(task: Task) -> bool:
     return len(stack) > 1 and stack[-1].id == stack[-2].id
 
 
-def _signature(task: Task, tag: str) -> str:
-    """Return the signature under which bodies exclude each other, from the task's options and not from the lease."""
+def _work(task: Task, tag: str) -> str:
+    """Return the work of which bodies exclude each other, from the task's options and not from the lease."""
     request = task.request
     eager = request.is_eager and not task.app.conf.get("singleton_lock_eager", False)
     free = task.singleton is False or request.called_directly or eager or _is_called_by_itself(task)

@@ -18,10 +18,10 @@ KEY = "singleton:{job}:lock:1"
 
 
 def body(
-    run: str, start: float, end: float | None, how: str = "return", pid: int = 1, key: str = KEY, signature: str = ""
+    run: str, start: float, end: float | None, how: str = "return", pid: int = 1, key: str = KEY, work: str = ""
 ) -> list[Event]:
-    """Return the events of one body; without an end it still runs. By default each key has its own signature."""
-    who = {"signature": signature or key, "key": key, "run": run, "pid": pid, "task_id": f"task-{run}"}
+    """Return the events of one body; without an end it still runs. By default each key is work of its own."""
+    who = {"work": work or key, "key": key, "run": run, "pid": pid, "task_id": f"task-{run}"}
     begun = [{"what": "start", "at": start, **who}]
     return begun + ([] if end is None else [{"what": "end", "at": end, "how": how, **who}])
 
@@ -66,7 +66,7 @@ def test_nothing_to_find() -> None:
 
 
 def test_overlap() -> None:
-    """The checker finds two bodies of one signature that run concurrently."""
+    """The checker finds two bodies of one work that run concurrently."""
     assert {"overlap"} == found(body("a", 0, 5) + body("b", 4.9, 9, pid=2))
 
 
@@ -78,20 +78,20 @@ def test_end_without_a_start() -> None:
 
 
 def test_overlap_with_a_body_without_end() -> None:
-    """A body without an end overlaps every later body of its signature."""
+    """A body without an end overlaps every later body of its work."""
     assert {"overlap"} == found(body("a", 0, None) + body("b", 400, 409, pid=2))
 
 
-def test_other_signatures() -> None:
-    """Bodies of different signatures may run concurrently."""
+def test_other_work() -> None:
+    """Bodies of different work may run concurrently."""
     assert set() == found(body("a", 0, 5) + body("b", 1, 9, key="other"))
 
 
 def test_overlap_under_another_key() -> None:
-    """The task's own signature decides which bodies exclude each other, not the library's key."""
-    events = body("a", 0, 5, signature="job 1") + body("b", 4.9, 9, pid=2, key="other", signature="job 1")
+    """What the task tells of its work decides which bodies exclude each other, not the library's key."""
+    events = body("a", 0, 5, work="job 1") + body("b", 4.9, 9, pid=2, key="other", work="job 1")
     assert {"overlap"} == found(events)
-    events = body("a", 0, 5, signature="job 1") + body("b", 4.9, 9, pid=2, signature="job 2")
+    events = body("a", 0, 5, work="job 1") + body("b", 4.9, 9, pid=2, work="job 2")
     assert set() == found(events)
 
 
@@ -269,16 +269,16 @@ def test_nobody_left_to_tell() -> None:
 
 
 def several(*spans: tuple[str, float, float | None], limit: int = 3) -> list[Event]:
-    """Return the events of bodies of one signature that so many may run at once, each in its slot and its process."""
+    """Return the events of bodies of one work that so many may run at once, each in its slot and its process."""
     events = []
     for number, (run, start, end) in enumerate(spans):
-        for one in body(run, start, end, pid=number + 1, key=f"{KEY}:{number}" if number else KEY, signature="job"):
+        for one in body(run, start, end, pid=number + 1, key=f"{KEY}:{number}" if number else KEY, work="job"):
             events.append({**one, "limit": limit})
     return events
 
 
 def test_at_most_three() -> None:
-    """Three bodies of a signature with a limit of 3 may run at once, and a fourth may not, whoever of them ends first."""
+    """Three bodies of work with a limit of 3 may run at once, and a fourth may not, whoever of them ends first."""
     three = [("a", 0, 10), ("b", 1, 5), ("c", 2, 6)]
     assert set() == found(several(*three, ("d", 5.1, 9), ("e", 6.1, 9)))
     assert {"overlap"} == found(several(*three, ("d", 4.9, 9)))
@@ -566,8 +566,8 @@ def test_run_unless_killed() -> None:
 
 
 def test_run_after() -> None:
-    """After each message some run of its signature must start and come to its end."""
-    sent = event("sent", 1, task_id="task-x", expect="run after", signature=KEY)
+    """After each message some run of its work must start and come to its end."""
+    sent = event("sent", 1, task_id="task-x", expect="run after", work=KEY)
     assert {"never run"} == found([sent])
     assert {"never run"} == found([sent, *body("a", 0.9, 2)])
     assert {"never run"} == found([sent, *body("a", 1.1, 2, "Boom")])

@@ -186,7 +186,7 @@ def test_every_script_is_known() -> None:
 
 
 def test_slots(scene: Scene) -> None:
-    """Each slot of a limited signature is a lock of its own."""
+    """Each slot of a lock with a limit is a lock of its own."""
     for request in (scene.a, scene.b):
         request.limit = 2
         request.use_slot(scene.store.acquire(request).slot)

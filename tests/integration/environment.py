@@ -26,7 +26,7 @@ SOON = 60.0
 
 
 class WorkerEnvironment:
-    """The set-up of one test; ``tag`` names its signature."""
+    """The set-up of one test; ``tag`` makes its lock keys."""
 
     def __init__(self, setup: CeleryTestSetup, recorder: Recorder, tag: str) -> None:
         self.setup = setup

@@ -1,7 +1,7 @@
 """The tasks of the integration tests: ``make_app`` builds the same app in tests and in workers.
 
 A body does what the test tells it through ``acts``: the first run of a tag does the first act, the
-second run the second, and so on; the last act is repeated. ``tag`` alone makes the signature,
+second run the second, and so on; the last act is repeated. ``tag`` alone makes the lock key,
 so a test can send a duplicate that would do something else.
 """
 
@@ -58,7 +58,7 @@ class Boom(Exception):
 
 
 class Odd:
-    """An argument of a type that signatures refuse, and whose repr shows its value."""
+    """An argument of a type that lock keys refuse, and whose repr shows its value."""
 
     def __init__(self, secret: str) -> None:
         self.secret = secret
@@ -267,7 +267,7 @@ def _hold_retry(task: Task, tag: str, seconds: float) -> str:
 
 
 def _retry_other(task: Task, tag: str, seconds: float) -> str:
-    """Retry with arguments of another signature."""
+    """Retry with arguments that make another lock key."""
     raise task.retry(args=(f"{tag}-other",), kwargs={"acts": "return"}, countdown=seconds)
 
 
@@ -748,7 +748,7 @@ def _add_followers(app: Celery) -> None:
 
 
 def _add_secret_tasks(app: Celery) -> None:
-    """Add tasks whose second argument is secret; it is part of the signature."""
+    """Add tasks whose second argument is secret; it is part of the lock key."""
     for policy in ("skip", "retry", "raise"):
         options = {"on_duplicate": SOON if policy == "retry" else policy}
 

@@ -16,7 +16,7 @@ def extra_conf() -> dict[str, Any]:
 
 
 def test_tasks_of_the_app_are_locked(env: WorkerEnvironment) -> None:
-    """A task without ``base`` is a singleton task, with all its arguments as signature."""
+    """A task without ``base`` is a singleton task, with all its arguments in the lock key."""
     job = env.job("of_app")
     held = job.delay(env.tag, "hold")
     env.wait_for("start")

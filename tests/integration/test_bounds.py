@@ -35,7 +35,7 @@ def until_free(env: WorkerEnvironment, name: str) -> None:
 
 class TestAtLeast:
     def test_success_holds(self, env: WorkerEnvironment, queue: str) -> None:
-        """After a success the signature stays held until `lock_at_least` after the start."""
+        """After a success the lock stays held until `lock_at_least` after the start."""
         job, sent = env.job("throttled"), time.monotonic()
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
         holder = job.lock_holder(env.tag)  # type: ignore[attr-defined]
@@ -45,7 +45,7 @@ class TestAtLeast:
         assert 1 == len(env.starts())
 
     def test_cooldown_ends(self, env: WorkerEnvironment, queue: str) -> None:
-        """At the end of the cooldown the signature is free by itself, and not before."""
+        """At the end of the cooldown the lock is free by itself, and not before."""
         job, sent = env.job("throttled_briefly"), time.monotonic()
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
         until_free(env, "throttled_briefly")

@@ -109,7 +109,7 @@ def test_an_idle_worker_costs_nothing(env: WorkerEnvironment, queue: str, own_st
 
 
 def test_nothing_stays_behind(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """All keys that remain after many different signatures expire, except those that a task name has once."""
+    """All keys that remain after many different lock keys expire, except those that a task name has once."""
     results = [env.job("skip").apply_async((env.other_tag(str(number)),), queue=queue) for number in range(50)]
     for result in results:
         env.get(result)
@@ -151,7 +151,7 @@ class Duplicate(NamedTuple):
         afterwards: the commands from the holder's release on, which is not in them, until nothing is left of the duplicate.
         look: the commands of each delivery between the first and the last, where their number depends on the time.
         options: of the call.
-        holders: how many bodies hold the signature.
+        holders: how many bodies hold the lock.
     """
 
     job: str
@@ -165,7 +165,7 @@ class Duplicate(NamedTuple):
 
 #: The holder's release names the message that it starts. The last acquire is the delayed copy's, which is dropped.
 FROM_THE_LINE = "acquire release acquire"
-#: Policy, or options -> what a duplicate costs that finds its signature held.
+#: Policy, or options -> what a duplicate costs that finds its lock held.
 DUPLICATES = {
     "skip": Duplicate("long", "skipped", "acquire"),
     "raise": Duplicate("raising", "failed as a duplicate", "acquire"),

@@ -109,7 +109,7 @@ class TestSignal:
         assert event["policy"].startswith("Skip" if name == "skip" else "Raise")
 
     def test_sent_for_each_delivery(self, env: WorkerEnvironment) -> None:
-        """The policy decides again for each delivery that finds its signature held."""
+        """The policy decides again for each delivery that finds its lock held."""
         env.hold("retry")
         env.job("retry").delay(env.tag)
         until(lambda: len(env.lock_signals(env.key("retry"), "duplicate")) >= 3, "three deliveries")

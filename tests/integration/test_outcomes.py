@@ -28,7 +28,7 @@ def ran(env: WorkerEnvironment, suffix: str) -> int:
 
 
 def duplicate_of(env: WorkerEnvironment, name: str) -> Any:
-    """Return a signature of the env's work, which another run holds."""
+    """Return a signature of the env's work, whose lock another run holds."""
     return env.job(name).si(env.tag)
 
 

@@ -139,7 +139,7 @@ def test_signal_of_a_duplicate(env: WorkerEnvironment, nowhere: str) -> None:
 
 
 def test_body_that_publishes_itself(env: WorkerEnvironment) -> None:
-    """A body that publishes its own signature gets its own result."""
+    """A body that publishes its own call gets its own result."""
     result = env.job("publish").apply_async((env.tag, "publish_self"))
     assert f"published {result.id}" == env.get(result)
     assert 1 == len(env.starts())
@@ -409,7 +409,7 @@ def test_own_retry_keeps_the_lock(env: WorkerEnvironment) -> None:
 
 
 def test_retry_with_other_arguments_frees_the_lock(env: WorkerEnvironment) -> None:
-    """A retry of another signature leaves no reservation of the first."""
+    """A retry with another lock key leaves no reservation of the first."""
     first = env.job("publish").apply_async((env.tag,), {"acts": "retry_other", "seconds": 0.0})
     env.other_tag("other")
     assert "done" == env.get(first)

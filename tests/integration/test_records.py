@@ -272,7 +272,7 @@ def test_settings(own_store: RedisServer, settings: dict[str, Any], kept: int, c
 
 @pytest.fixture
 def paused(env: WorkerEnvironment, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Pause the signature of a job; resume it in the end."""
+    """Pause the lock key of a job; resume it in the end."""
     locks.pause(env.app, 600.0, key=env.key(request.param))
     yield request.param
     locks.resume(env.app, key=env.key(request.param))
@@ -352,7 +352,7 @@ def test_statistics_of_a_cooldown(env: WorkerEnvironment) -> None:
 
 
 def test_statistics_of_a_limit(env: WorkerEnvironment, queue: str) -> None:
-    """The locks of several holders of a signature are listed one by one."""
+    """The locks of several holders of a lock are listed one by one."""
     until(lambda: not locks.find(env.app, "job.limit"), "what an earlier test has let go has ended")
     for _ in range(2):
         env.hold("limit", acts=("hold", "hold"), queue=queue)

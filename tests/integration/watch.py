@@ -20,7 +20,7 @@ class Watch:
 
     Args:
         job: the task; its duplicates go to the app's default queue.
-        tag: its signature.
+        tag: what makes its lock key.
         result: the run to watch; its body has started.
         recorder: has the end of that body.
         store: a client of the lock store.

@@ -29,7 +29,7 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.signature.canonical import escaped
+from celery_singleton_lock.keys.canonical import escaped
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import SOON, WorkerEnvironment
@@ -130,7 +130,7 @@ def leave_lock(
     limit: int = 0,
     history: int | None = 100,
 ) -> str:
-    """Acquire a job's lock as a body of this node would that nobody knows any more; return the key of its signature."""
+    """Acquire a job's lock as a body of this node would that nobody knows any more; return its lock key."""
     key = env.key(name, tag or None)
     base, _, digest = key.rpartition(":lock:")
     wanted = LeaseRequest(base, digest, secrets.token_hex(16), 3600.0, task_id, node, 4711, limit=limit)
@@ -254,7 +254,7 @@ def test_show(env: WorkerEnvironment, celery: Run) -> None:
 
 @one_pool
 def test_show_several_holders(env: WorkerEnvironment, celery: Run) -> None:
-    """With a `lock_limit`, all holders of the signature are shown, by the key that `lock_key_for()` makes."""
+    """With a `lock_limit`, all holders of the lock are shown, by the key that `lock_key_for()` makes."""
     key = env.key("limit_skip")
     first, second = env.hold("limit_skip", acts="hold"), env.hold("limit_skip", acts="hold")
     shown = celery("singleton", "show", key).stdout.splitlines()
@@ -479,7 +479,7 @@ def test_pause_of_task(env: WorkerEnvironment, celery: Run) -> None:
 
 @one_pool
 def test_pause_of_key(env: WorkerEnvironment, quick: Quick) -> None:
-    """A pause of one key leaves the other signatures of the task alone, and ends by itself."""
+    """A pause of one key leaves the other lock keys of the task alone, and ends by itself."""
     before = time.time()
     held = quick("pause", env.key(), "--for", "1h", "--json")
     told = json.loads(held.output)
@@ -497,7 +497,7 @@ def test_pause_of_key(env: WorkerEnvironment, quick: Quick) -> None:
 
 @one_pool
 def test_pause_of_slot(env: WorkerEnvironment, quick: Quick) -> None:
-    """The key of a slot stands for all slots of its signature, and the command says so."""
+    """The key of a slot stands for all slots of its lock, and the command says so."""
     key, result = env.key("limit_skip"), env.hold("limit_skip")
     held = quick("pause", f"{key}:1", "--for", "1m")
     try:
@@ -785,7 +785,7 @@ def without_records(env: WorkerEnvironment) -> Quick:
 
 @one_pool
 def test_lock_without_a_record(env: WorkerEnvironment) -> None:
-    """A key tells all holders of its signature, also where no records are kept: `show`, `release` and `hold`."""
+    """A key tells all holders of its lock, also where no records are kept: `show`, `release` and `pause`."""
     key, quick = leave_lock(env, "gone@local", "second", "limit_skip", limit=2, history=None), without_records(env)
     leave_lock(env, "gone@local", "first", "limit_skip", limit=2, history=None)
     locks.release(env.app, key, force=True)

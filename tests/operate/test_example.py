@@ -115,7 +115,7 @@ def figures(output: str) -> dict[str, dict[str, str]]:
 
 
 def check_bars_and_marks(table: dict[str, dict[str, str]], titles: list[str]) -> None:
-    """Check that the picture shows each run twice, for its worker and its signature, and each duplicate once."""
+    """Check that the picture shows each run twice, for its worker and its lock key, and each duplicate once."""
     for task, work in WORK.items():
         bars = Counter(title for title in titles if title.startswith(f"{work} ") and "@demo: " in title)
         assert table[task]["runs"] == str(len(bars)), task

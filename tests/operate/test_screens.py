@@ -132,7 +132,7 @@ def test_show_by_any_name(app: Celery, name: str) -> None:
 
 
 def test_show_all_that_keeps_it_from_starting(app: Celery) -> None:
-    """By its digest, a signature is shown with all its slots, and with the pause of its whole task."""
+    """By its digest, a lock is shown with all its slots, and with the pause of its whole task."""
     acquire(app, limit=2)
     acquire(app, task_id="second", limit=2)
     acquire(app, "b")

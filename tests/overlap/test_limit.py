@@ -1,4 +1,4 @@
-"""A signature with a `lock_limit`: so many bodies at once over all workers, and never one more."""
+"""A lock with a `lock_limit`: so many bodies at once over all workers, and never one more."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def assert_in_order(env: WorkerEnvironment, results: Sequence[AsyncResult], limi
 
 @pytest.mark.parametrize("pools", [("prefork",), ("threads",), POOLS], ids="+".join)
 def test_three_at_once(env: WorkerEnvironment, queues: dict[str, str], pools: Sequence[str]) -> None:
-    """Of twelve tasks of one signature three run at once, never four, and all run."""
+    """Of twelve tasks with one lock key three run at once, never four, and all run."""
     acts = [*["hold_own"] * 3, "sleep"]
     results = [
         env.job("limit").apply_async((env.tag, acts, 0.2), queue=queues[pools[number % len(pools)]])

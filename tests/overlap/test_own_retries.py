@@ -1,4 +1,4 @@
-"""A task's own retry is never dropped: it waits while another delivery holds its signature."""
+"""A task's own retry is never dropped: it waits while another delivery holds its lock."""
 
 from __future__ import annotations
 

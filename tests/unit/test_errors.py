@@ -12,8 +12,8 @@ from celery_singleton_lock import (
     ConfigurationError,
     DuplicateTask,
     Holder,
+    LockKeyError,
     LockLost,
-    SignatureError,
     SingletonError,
     StoreError,
     StoreUnavailable,
@@ -24,7 +24,7 @@ from tests.unit.conftest import MakeApp
 HOLDER = Holder("id-1", "node@host", 4711, 1.5, 28.5)
 ERRORS = [
     ConfigurationError("task x: lock_ttl=0"),
-    SignatureError("parameter 'a'"),
+    LockKeyError("parameter 'a'"),
     DuplicateTask("key", HOLDER),
     DuplicateTask(),
     TooManyStarts("key", 3, "unsuccessful"),
@@ -93,7 +93,7 @@ def test_public_names() -> None:
             "signals",
         ),
         *("MaxStarts", "TooManyStarts"),
-        *("SingletonError", "ConfigurationError", "SignatureError", "DuplicateTask", "LockLost"),
+        *("SingletonError", "ConfigurationError", "LockKeyError", "DuplicateTask", "LockLost"),
         *("StoreError", "StoreUnavailable", "Wait", "RunOnceMore", "Debounce", "Replace", "Join"),
     }
     assert expected == set(celery_singleton_lock.__all__)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import ConfigurationError, RetryLater, RunOnceMore, SignatureError, SingletonTask, Skip, Wait
+from celery_singleton_lock import ConfigurationError, LockKeyError, RetryLater, RunOnceMore, SingletonTask, Skip, Wait
 from celery_singleton_lock.config.exclusions import different_limits
 from celery_singleton_lock.config.task_config import config_for, config_of_call, refuse_wrong
 from celery_singleton_lock.testing import locked
@@ -101,7 +101,7 @@ def test_key_of_a_call_in_a_group(app: Celery) -> None:
 
 def test_values_without_a_stable_form(app: Celery) -> None:
     """A value without a stable form is refused, as in a task of its own."""
-    with pytest.raises(SignatureError, match="'customer'"):
+    with pytest.raises(LockKeyError, match="'customer'"):
         made(app, bill, unique_on="customer").lock_key_for(object())
 
 

@@ -1,4 +1,4 @@
-"""Signatures: the same work has the same key, other work has another, and a value without a stable form has none."""
+"""Lock keys: the same work has the same key, other work has another, and a value without a stable form has none."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from kombu.serialization import dumps, loads
 
-from celery_singleton_lock import ConfigurationError, SignatureError, SingletonTask
+from celery_singleton_lock import ConfigurationError, LockKeyError, SingletonTask
 from celery_singleton_lock.config.task_config import refuse_wrong
-from celery_singleton_lock.signature.arguments import Parameters
-from celery_singleton_lock.signature.canonical import canonical, digest, escaped
-from celery_singleton_lock.signature.keys import KeyBuilder
+from celery_singleton_lock.keys.arguments import Parameters
+from celery_singleton_lock.keys.builder import KeyBuilder
+from celery_singleton_lock.keys.canonical import canonical, digest, escaped
 from tests.unit.conftest import MakeApp
 
 
@@ -239,7 +239,7 @@ def test_dict_and_keyword_order_do_not_count(values: dict[str, int], random: Any
 
 
 def test_extra_positionals_count() -> None:
-    """What goes into ``*args`` and ``**kwargs`` is part of the signature."""
+    """What goes into ``*args`` and ``**kwargs`` is part of the lock key."""
 
     def run(a: Any, *args: Any, **kwargs: Any) -> None: ...
 
@@ -287,7 +287,7 @@ def test_default_without_stable_form_is_no_obstacle() -> None:
     def run(a: int, session: Any = Opaque()) -> None: ...  # noqa: B008
 
     assert key_of(run, 1) == key_of(run, a=1)
-    with pytest.raises(SignatureError, match="session"):
+    with pytest.raises(LockKeyError, match="session"):
         key_of(run, 1, Opaque())
 
 
@@ -365,7 +365,7 @@ def wrapped(levels: int, kind: Callable[[Any], Any]) -> Any:
 def test_depth(kind: Callable[[Any], Any]) -> None:
     """Values nested 64 deep are accepted, 65 deep refused."""
     assert of_value(wrapped(64, kind)) != of_value(wrapped(63, kind))
-    with pytest.raises(SignatureError, match=r"'value'.*64"):
+    with pytest.raises(LockKeyError, match=r"'value'.*64"):
         of_value(wrapped(65, kind))
 
 
@@ -373,7 +373,7 @@ def test_endless_nesting_is_refused() -> None:
     """A list that holds itself is refused, not followed for ever."""
     value: list[Any] = []
     value.append(value)
-    with pytest.raises(SignatureError, match="'value'"):
+    with pytest.raises(LockKeyError, match="'value'"):
         of_value(value)
 
 
@@ -419,7 +419,7 @@ def test_refusal_names_parameter_and_type_never_the_value(value: Any, kind: str)
 
     def run(harmless: int, account: Any) -> None: ...
 
-    with pytest.raises(SignatureError) as refused:
+    with pytest.raises(LockKeyError) as refused:
         key_of(run, 1, value)
     assert "'account'" in str(refused.value)
     assert kind in str(refused.value)
@@ -429,13 +429,13 @@ def test_refusal_names_parameter_and_type_never_the_value(value: Any, kind: str)
 @pytest.mark.parametrize("value", [object(), [Opaque()], {b"k": 1}, {1j: 1}, wrapped(70, lambda v: [v])])
 def test_refusal_reads_well(value: Any) -> None:
     """The refusal is a sentence whatever the type is called: no article stands before its name."""
-    with pytest.raises(SignatureError, match=r"'value': a value of type \w+ (that|has|cannot) "):
+    with pytest.raises(LockKeyError, match=r"'value': a value of type \w+ (that|has|cannot) "):
         of_value(value)
 
 
 def test_refusal_offers_a_way_out() -> None:
     """The refusal says how to go on: choose parameters, or make the key."""
-    with pytest.raises(SignatureError, match=r"unique_on.*lock_key"):
+    with pytest.raises(LockKeyError, match=r"unique_on.*lock_key"):
         of_value(Opaque())
 
 
@@ -462,7 +462,7 @@ def test_refusal_names_parameter_and_type(value: Any, kind: str) -> None:
 
     def run(amount: Any) -> None: ...
 
-    with pytest.raises(SignatureError, match=rf"'amount'.*\b{kind}\b.*unique_on.*lock_key"):
+    with pytest.raises(LockKeyError, match=rf"'amount'.*\b{kind}\b.*unique_on.*lock_key"):
         key_of(run, value)
 
 
@@ -540,7 +540,7 @@ def test_template_fields_stay_apart(one: Any, other: Any) -> None:
 
 def test_template_field_without_stable_form_is_refused() -> None:
     """A field's value is refused as an argument is, by name and type."""
-    with pytest.raises(SignatureError, match=r"account.*Secretive") as refused:
+    with pytest.raises(LockKeyError, match=r"account.*Secretive") as refused:
         key_of(job, Secretive(), lock_key="{account}")
     assert SECRET not in str(refused.value)
 
@@ -693,7 +693,7 @@ def test_callable_that_needs_an_extra_keyword() -> None:
         return tenant
 
     assert key_of(job, 1, tenant="a", lock_key=lock_key) != key_of(job, 1, tenant="b", lock_key=lock_key)
-    with pytest.raises(SignatureError, match="'tenant'"):
+    with pytest.raises(LockKeyError, match="'tenant'"):
         key_of(job, 1, lock_key=lock_key)
 
 
@@ -729,14 +729,14 @@ def test_method_that_makes_the_key(make_app: MakeApp) -> None:
 @pytest.mark.parametrize("answer", [None, 1, b"k", ["k"]])
 def test_callable_must_return_str(answer: Any) -> None:
     """A result that is no str is refused; the error names its type."""
-    with pytest.raises(SignatureError, match=type(answer).__name__):
+    with pytest.raises(LockKeyError, match=type(answer).__name__):
         key_of(job, 1, lock_key=lambda *args: answer)
 
 
 def test_callable_key_is_bounded() -> None:
     """1 KiB is accepted, a byte more refused; it is bytes that count."""
     assert key_of(job, 1, lock_key=lambda *args: "é" * 512)
-    with pytest.raises(SignatureError, match="1024"):
+    with pytest.raises(LockKeyError, match="1024"):
         key_of(job, 1, lock_key=lambda *args: "é" * 512 + "x")
 
 
@@ -888,7 +888,7 @@ def test_parameters_behind_a_decorator(make_app: MakeApp, shape: str, options: A
     task = make_task(app, shape, injects, session=True, **options)
     assert 5 == returned(task, account=5)
     assert task.lock_key_for(account=5) == task.lock_key_for(reason="x", account=5) != task.lock_key_for(account=6)
-    with pytest.raises(SignatureError, match="'account'"):
+    with pytest.raises(LockKeyError, match="'account'"):
         task.lock_key_for(5)
     task = make_task(make_app(), shape, consumes, **options)
     assert task.lock_key_for(account=5, tenant="a") == task.lock_key_for(5) != task.lock_key_for(6)
@@ -899,7 +899,7 @@ def test_defaults_behind_a_decorator(make_app: MakeApp) -> None:
     app = make_app()
     task = make_task(app, "function", consumes, lock_key="{account}-{reason}")
     assert task.lock_key_for(account=5, tenant="a") == task.lock_key_for(5, None)
-    with pytest.raises(SignatureError, match=r"'account'.*decorator.*keyword.*lock_key"):
+    with pytest.raises(LockKeyError, match=r"'account'.*decorator.*keyword.*lock_key"):
         task.lock_key_for(5, tenant="a")
 
 
@@ -909,7 +909,7 @@ def test_optional_parameter_of_a_callable_behind_a_decorator(make_app: MakeApp) 
         make_app(), "function", injects, session=True, lock_key=lambda account=None, sign="-": f"{sign}{account}"
     )
     assert task.lock_key_for(account=5) != task.lock_key_for(account=6)
-    with pytest.raises(SignatureError, match="'account'"):
+    with pytest.raises(LockKeyError, match="'account'"):
         task.lock_key_for(5)
     task = make_task(make_app(), "function", injects, session=True, lock_key=lambda *args, **kwargs: f"{args}{kwargs}")
     assert task.lock_key_for(5) != task.lock_key_for(6)

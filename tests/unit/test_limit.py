@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import ConfigurationError, SignatureError, StoreUnavailable
+from celery_singleton_lock import ConfigurationError, LockKeyError, StoreUnavailable
 from celery_singleton_lock.config.exclusions import EXCLUSIONS
 from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.task_config import config_for
@@ -22,7 +22,7 @@ from tests.unit.test_task import Singleton, deliver
 
 @pytest.mark.parametrize("limit", [1, 3, lambda: 3, lambda: 1], ids=["1", "3", "callable-3", "callable-1"])
 def test_so_many_and_no_more(singleton: Singleton, limit: Any) -> None:
-    """So many tasks hold the signature at once, the next one is a duplicate, and the end of one lets another run."""
+    """So many tasks hold the lock at once, the next one is a duplicate, and the end of one lets another run."""
     number = limit() if callable(limit) else limit
 
     @singleton(name="x", lock_limit=limit)
@@ -119,7 +119,7 @@ def test_hidden_argument(singleton: Singleton) -> None:
         pytest.fail("must not run")
 
     result = task.apply()
-    assert isinstance(result.result, SignatureError)
+    assert isinstance(result.result, LockKeyError)
     assert "parameter 'customer': lock_limit needs it" in str(result.result)
 
 

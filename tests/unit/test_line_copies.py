@@ -58,7 +58,7 @@ def test_singleton_switched_off(singleton: Singleton, app: Celery) -> None:
 
 
 def test_arguments_that_do_not_fit_any_more(singleton: Singleton, app: Celery) -> None:
-    """A message in line whose signature cannot be made any more fails under its own task id."""
+    """A message in line whose lock key cannot be made any more fails under its own task id."""
 
     @singleton(name="x", on_duplicate="wait")
     def task() -> None: ...

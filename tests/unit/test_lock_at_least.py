@@ -1,4 +1,4 @@
-"""`lock_at_least`: after a success the signature stays held for a time."""
+"""`lock_at_least`: after a success the lock stays held for a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def remaining_cooldown(task: Any) -> float:
 
 @pytest.mark.parametrize("is_eager", [False, True], ids=["delivery", "eager"])
 def test_held_after_a_success(singleton: Singleton, store: FakeStore, clock: MovableClock, is_eager: bool) -> None:
-    """A success leaves the signature held until `lock_at_least` after the start; the lease itself is released."""
+    """A success leaves the lock held until `lock_at_least` after the start; the lease itself is released."""
 
     @singleton(name="x", lock_at_least=3600, on_duplicate="raise")
     def task() -> str:

@@ -1,4 +1,4 @@
-"""`max_starts`: a signature that was started too often is refused."""
+"""`max_starts`: a call whose lock key was started too often is refused."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_unsuccessful(singleton: Singleton, store: FakeStore, clock: MovableCloc
 
 
 def test_force_unlock_forgets_starts(singleton: Singleton, store: FakeStore, clock: MovableClock) -> None:
-    """After `force_unlock` a refused signature starts again; that of another call stays refused."""
+    """After `force_unlock` a refused call starts again; that of another call stays refused."""
 
     @singleton(name="x", max_starts=MaxStarts(1, count="unsuccessful"))
     def task(a: int) -> None:

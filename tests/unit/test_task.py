@@ -45,7 +45,7 @@ def deliver(task: Any, *args: Any, task_id: str = "id-1", **request: Any) -> Any
 
 
 def test_body_runs_under_its_lock(singleton: Singleton) -> None:
-    """While the body runs its signature is held by this task; afterwards it is free."""
+    """While the body runs its lock is held by this task; afterwards it is free."""
     seen = []
 
     @singleton(name="x", bind=True)
@@ -72,7 +72,7 @@ def test_lease_without_bind(singleton: Singleton) -> None:
 
 
 def test_direct_call_is_not_locked(singleton: Singleton) -> None:
-    """``task()`` is a plain function call: it runs though the signature is held, and its lease is unprotected."""
+    """``task()`` is a plain function call: it runs though the lock is held, and its lease is unprotected."""
     seen = []
 
     @singleton(name="x", bind=True)
@@ -990,7 +990,7 @@ def test_callable_policy_as_method(app: Celery) -> None:
 
 
 def test_force_unlock(singleton: Singleton) -> None:
-    """An operator takes a lock from its holder, learns who that was, and the signature is free."""
+    """An operator takes a lock from its holder, learns who that was, and the lock is free."""
 
     @singleton(name="x")
     def task(a: int) -> None: ...
@@ -1002,7 +1002,7 @@ def test_force_unlock(singleton: Singleton) -> None:
 
 
 def test_lock_holder(singleton: Singleton) -> None:
-    """Who holds a signature can be asked without queueing."""
+    """Who holds a lock can be asked without queueing."""
 
     @singleton(name="x")
     def task(a: int) -> None: ...

@@ -31,7 +31,7 @@ def redis_app(make_app: MakeApp, **settings: Any) -> Any:
 
 
 def test_duplicate_without_redis(make_app: MakeApp) -> None:
-    """An eager run is a duplicate while its signature is held, and runs with another signature or afterwards."""
+    """An eager run is a duplicate while its lock is held, and runs with another lock key or afterwards."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with memory_store(app):
@@ -48,7 +48,7 @@ def test_duplicate_without_redis(make_app: MakeApp) -> None:
 
 
 def test_locking_twice_is_an_error(make_app: MakeApp) -> None:
-    """A held signature cannot be held again; the error names key and holder."""
+    """A held lock cannot be held again; the error names key and holder."""
     app = redis_app(make_app)
     sync = app.tasks["sync"]
     with (

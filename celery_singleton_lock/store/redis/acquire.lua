@@ -6,7 +6,7 @@
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
 --       6 revoked: sorted set of token -> time (ms) until which it counts as revoked
---       7 pauses: hash of operators' pauses: a signature's digest, or '*' for the task name -> until when (ms) nobody starts; and with
+--       7 pauses: hash of operators' pauses: a lock key's digest, or '*' for the task name -> until when (ms) nobody starts; and with
 --         ':about' after that -> since when (ms), by whom, why
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice

@@ -1,4 +1,4 @@
--- Names the message of the first in line whose turn has come and who was not named, where `limit` may hold the signature of the slot `lock`.
+-- Names the message of the first in line whose turn has come and who was not named, where `limit` may hold the lock of the slot `lock`.
 -- No slot is reserved for it. Nobody is named during a quiet time.
 do
   local base, digest = string.match(lock, '^(.*):lock:([^:]+)')

@@ -1,7 +1,7 @@
 --!df flags=allow-undeclared-keys
 -- Takes a message out of the line. Its copies are dropped from now on. If it was its turn, names the next one.
 -- KEYS  1 line   2 waiting   3 used (see acquire_line.lua)   4 lock
--- ARGV  1 ticket   2 for how long (ms) copies are dropped   3 how long (ms) the lock stays reserved   4 how many may hold the signature
+-- ARGV  1 ticket   2 for how long (ms) copies are dropped   3 how long (ms) the lock stays reserved   4 how many may hold the lock
 -- Returns the message of the next in line, or ''
 local message, lock, lasts, limit = '', KEYS[4], ARGV[3], ARGV[4]
 local reserved = redis.call('HMGET', lock, 'token', 'named')

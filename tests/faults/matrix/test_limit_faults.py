@@ -1,4 +1,4 @@
-"""Fault 42: one of several holders of a signature ends, and the others go on."""
+"""Fault 42: one of several holders of a lock ends, and the others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults 28, 29 and 48: many duplicates of one signature at once."""
+"""Faults 28, 29 and 48: many duplicates of one call at once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from celery_singleton_lock.errors import SignatureError
+from celery_singleton_lock.errors import LockKeyError
 
 MAX_DEPTH = 64
 _PLAIN = frozenset({str, float, bool, type(None)})
@@ -83,9 +83,9 @@ def _dict_key(key: Any, parameter: str) -> str:
     return form if isinstance(form, str) else encoded(form)
 
 
-def _refusal(parameter: str, reason: str) -> SignatureError:
+def _refusal(parameter: str, reason: str) -> LockKeyError:
     way_out = "choose parameters with unique_on, or make the key with lock_key"
-    return SignatureError(f"parameter {parameter!r}: {reason}; {way_out}")
+    return LockKeyError(f"parameter {parameter!r}: {reason}; {way_out}")
 
 
 def encoded(form: Any) -> str:

@@ -1,4 +1,4 @@
-"""Signatures: which arguments of a call count, and the canonical form that they make."""
+"""Lock keys: which arguments of a call count, and the canonical form that they make."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from celery_singleton_lock.errors import ConfigurationError, SignatureError
-from celery_singleton_lock.signature.arguments import Call, Parameters
-from celery_singleton_lock.signature.canonical import canonical, encoded
+from celery_singleton_lock.errors import ConfigurationError, LockKeyError
+from celery_singleton_lock.keys.arguments import Call, Parameters
+from celery_singleton_lock.keys.canonical import canonical, encoded
 
 MAX_CALLABLE_KEY = 1024  # bytes
 
@@ -42,7 +42,7 @@ class KeyBuilder:
             self._template = [("", name) for name in unique_on]
         self._encoded_defaults: dict[str, str] = {}
         for name, default in parameters.defaults.items():
-            with suppress(SignatureError):  # a default without a stable form equals no argument but itself
+            with suppress(LockKeyError):  # a default without a stable form equals no argument but itself
                 self._encoded_defaults[name] = encoded(canonical(default, name))
 
     def canonical_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -97,9 +97,7 @@ class ArgumentFunction:
             if name in rest:
                 passed[name] = rest.pop(name)
             elif name in call.hidden or name not in self._own.defaults:
-                raise SignatureError(
-                    f"parameter {name!r}: {self._name} needs it, and the call does not pass it by name"
-                )
+                raise LockKeyError(f"parameter {name!r}: {self._name} needs it, and the call does not pass it by name")
         if self._own.kwargs_name:
             passed[self._own.kwargs_name], rest = rest, {}
         if self._own.args_name:
@@ -111,9 +109,9 @@ class ArgumentFunction:
 
 def _checked(key: Any) -> str:
     if not isinstance(key, str):
-        raise SignatureError(f"lock_key returned a value of type {type(key).__qualname__}, not a str")
+        raise LockKeyError(f"lock_key returned a value of type {type(key).__qualname__}, not a str")
     if len(key.encode("utf-8", "surrogatepass")) > MAX_CALLABLE_KEY:
-        raise SignatureError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
+        raise LockKeyError(f"lock_key returned more than {MAX_CALLABLE_KEY} bytes")
     return key
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from inspect import Parameter
 from typing import Any
 
-from celery_singleton_lock.errors import SignatureError
+from celery_singleton_lock.errors import LockKeyError
 
 #: What ``*args`` and ``**kwargs`` are when nothing is left for them.
 _REST: Mapping[Any, Any] = {Parameter.VAR_POSITIONAL: (), Parameter.VAR_KEYWORD: {}}
@@ -61,7 +61,7 @@ class Call:
         """Return the argument of one parameter."""
         arguments = self.named if self.is_changed else self.by_parameter
         if name not in arguments:
-            raise SignatureError(
+            raise LockKeyError(
                 f"parameter {name!r}: a decorator of the task hides which argument it is; "
                 "pass it by keyword, or make the key with a callable lock_key"
             )
