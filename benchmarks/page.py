@@ -1,4 +1,4 @@
-"""Puts the figures of benchmark runs into docs/PERFORMANCE.md: ``python -m benchmarks.page DIRECTORY...``.
+"""Puts the figures of benchmark runs into docs/project/benchmarks.md: ``python -m benchmarks.page DIRECTORY...``.
 
 A directory is what ``python -m benchmarks --out DIRECTORY`` has written; later ones replace sections of earlier ones. Only the
 blocks between ``<!-- name -->`` and ``<!-- /name -->`` change: facts, summary, and the letter of each section.
@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.report import Section, Table, Target, number_of, text_of
 from benchmarks.rounds import Spread
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "PERFORMANCE.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "project" / "benchmarks.md"
 OURS = "this library"
 
 

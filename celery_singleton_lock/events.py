@@ -1,4 +1,4 @@
-"""Logs what happens to leases, and sends the signals for it."""
+"""Logs what happens to leases, sends the signals for it, and names the events: the site has a table made from their comments."""
 
 from __future__ import annotations
 
@@ -17,6 +17,17 @@ from celery_singleton_lock.outage import Limit, Outages
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import task_of
 from celery_singleton_lock.tally import Tally
+
+#: A message that found its lock held does not run, as under `Skip`. Has `name`, `key` and `holder` (the fields of `Holder`, or
+#: None if a newer message took its place in line), and `pending` if a message in line runs in its place: the task id of that one.
+TASK_SKIPPED = "task-singleton-skipped"
+
+#: A lease was lost while its body still ran. Has `name`, `key` and `reason`: `expired`, `not_owner`, `released_by_operator` or
+#: `lock_at_most`.
+TASK_LOST = "task-singleton-lost"
+
+#: A delayed copy of a message in line has come; it has this event instead of `task-started`, and never runs the body.
+TASK_COPY = "task-singleton-copy"
 
 
 def send(signal: Any, task: Any, **named: Any) -> None:
@@ -117,7 +128,7 @@ def _send_event(state: LeaseState, reason: str) -> None:
     request = state.request
     with state.task.app.events.default_dispatcher(hostname=request.node) as dispatcher:  # as `Task.send_event` does
         fields = {"uuid": request.task_id, "name": state.task.name, "key": request.lock, "reason": reason}
-        dispatcher.send("task-singleton-lost", **fields)
+        dispatcher.send(TASK_LOST, **fields)
 
 
 def _about(state: LeaseState) -> TaskLog:

@@ -21,8 +21,8 @@ lock_renewed = Signal(name="lock_renewed", providing_args={"lease"})
 #: ``lease``: the lease was lost while its body still ran, or the body is to stop under `Replace`. Sent once for each lease.
 lock_lost = Signal(name="lock_lost", providing_args={"lease"})
 
-#: ``key``, ``task_id``, ``holder``, ``policy``: this policy decides about a duplicate. Sent once for each decision, but not for
-#: those about the delayed copies of a message, or one that follows its holder (`Join`).
+#: ``key``, ``task_id``, ``holder``, ``policy``, ``pending``: this policy decides about a duplicate. Sent once for each decision,
+#: but not for those about the delayed copies of a message, or one that follows its holder (`Join`).
 #: ``pending``: the task id of the message in line that runs in place of the duplicate; else empty. Not sent again when a message
 #: that waits ends because a newer one took its place: no policy decides then.
 duplicate = Signal(name="duplicate", providing_args={"key", "task_id", "holder", "policy", "pending"})

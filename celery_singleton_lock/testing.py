@@ -1,9 +1,11 @@
-"""Helps to test your own tasks without Redis: a store in memory, locks held by another task, and assertions.
+"""Helps to test your own tasks without Redis: a store in memory, locks held by another task, and assertions::
 
-with memory_store(app):
-    with locked(sync_account, 42):
-        assert sync_account.apply((42,)).get() is None  # a duplicate, skipped
-    assert_free(sync_account, 42)
+    with memory_store(app):
+        with locked(sync_account, 42):
+            assert sync_account.apply((42,)).get() is None  # a duplicate, skipped
+        assert_free(sync_account, 42)
+
+Without `memory_store`, the locks are in the store of your settings.
 """
 
 from __future__ import annotations

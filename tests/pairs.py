@@ -73,7 +73,7 @@ NEEDS = {
     "lock_until=start": "lock_from=publish",
 }
 
-#: The pairs that are refused, as regular expressions: the table in `docs/OPTIONS.md`.
+#: The pairs that are refused, as regular expressions: the table in `docs/reference/options.md`.
 REFUSED = [
     ("unique_on=.*", "lock_key=.*"),
     ("lock_group=name", "unique_on=set"),
@@ -134,7 +134,7 @@ ALLOWED = [pair for pair in PAIRS if not refused_in(completed(pair))]
 #: The values of each task that a worker runs: those of all these pairs.
 LIVE = list(dict.fromkeys(case_of(pair) for pair in ALLOWED))
 
-#: Tasks whose pairs of options have an outcome that needs a word (`docs/OPTIONS.md`, "Pairs that need a word").
+#: Tasks whose pairs of options have an outcome that needs a word (`docs/reference/options.md`, "Pairs that need a word").
 OTHERS: dict[str, dict[str, Any]] = {
     "publish_tried": {"lock_from": "publish", "max_starts": MaxStarts(1, count="unsuccessful")},
     "publish_held": {"lock_from": "publish", "lock_at_least": COOLDOWN},

@@ -1,4 +1,4 @@
-"""Finds options of a task that exclude each other: the one place for such rules. `docs/OPTIONS.md` repeats the table."""
+"""Finds options of a task that exclude each other: the one place for such rules. A page of the site repeats the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves what the store has recorded of locks to Prometheus. docs/MONITORING.md shows all metrics.
+"""Serves what the store has recorded of locks to Prometheus. docs/reference/metrics.md lists all metrics.
 
 The counters live in the store: all exporters of a store show the same ones, and the restart of an exporter resets none.
 """
@@ -99,6 +99,8 @@ _SERVER = (
     (CounterMetricFamily, "store_cpu_seconds", "CPU time of the server.", ("used_cpu_sys", "used_cpu_user")),
     (CounterMetricFamily, "store_evicted_keys", "Keys that the server evicted.", ("evicted_keys",)),
 )
+#: All fields of INFO that are read.
+SERVER_FIELDS = (*(field for *_, fields in _SERVER for field in fields), "uptime_in_seconds")
 
 
 class LockCollector(Collector):

@@ -1,7 +1,7 @@
 """Hands the next message in line from a process of a pool to the main process of its worker, which starts it without the broker.
 
-That saves a publication and a delivery between the end of a holder and the next start (docs/PERFORMANCE.md, idle time). Nothing
-depends on it: a message that is lost here comes with its delayed copy, as one does whose worker dies before it has begun.
+That saves a publication and a delivery between the end of a holder and the next start (benchmarks, idle time). Nothing depends
+on it: a message that is lost here comes with its delayed copy, as one does whose worker dies before it has begun.
 A message that this worker should not start is published, as it is in other pools, where there is no such channel.
 """
 

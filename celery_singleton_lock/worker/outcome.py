@@ -12,7 +12,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
-from celery_singleton_lock.events import send
+from celery_singleton_lock.events import TASK_SKIPPED, send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
@@ -169,7 +169,7 @@ def _skip(task: Any, request: Any, decision: SkipRun, key: str, holder: Holder |
         if decision.pending:
             fields["pending"] = decision.pending
         try:
-            task.send_event("task-singleton-skipped", **fields)
+            task.send_event(TASK_SKIPPED, **fields)
         except Exception as failure:  # the task is stored as done, so it must not fail now
             log.warning("could send no event: %s", failure)
     raise Ignore("skipped as a duplicate")

@@ -14,6 +14,7 @@ from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.events import TASK_COPY
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.protocol import LeaseRequest
@@ -67,7 +68,7 @@ class DeliveryMixin:
     def send_event(self: Any, kind: str, **fields: Any) -> None:
         """Send a task event, another one for the start of a delayed copy: Celery sends none for the end of an ignored task."""
         if kind == "task-started" and retry_state_of(self._request_dict).stands_for:
-            kind = "task-singleton-copy"
+            kind = TASK_COPY
         super().send_event(kind, **fields)  # type: ignore[misc]
 
     def revoked(self: Any) -> bool:

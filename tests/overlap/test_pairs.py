@@ -1,4 +1,4 @@
-"""Pairs of options that do not exclude each other: each has its documented outcome in one real worker (docs/OPTIONS.md)."""
+"""Pairs of options that do not exclude each other: each has its documented outcome in one real worker (reference/options.md)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from celery_singleton_lock.cli.duration import DURATION, Duration
 from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.health import CRITICAL, OK, WARNING, Bounds, evaluate
 from celery_singleton_lock.store.records import Statistics
-from tests.unit.test_readme import DOCUMENTS, ROOT
+from tests.unit.site import OTHERS, PAGES, name_of
 
 NOW = 1_700_000_000.0
 KEY = f"singleton:{{shop.tasks.{'sync' * 20}}}:lock:{'0' * 32}"
@@ -164,19 +164,11 @@ def test_cells(terminal: str) -> None:
 # -- documents ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", [*PAGES, *OTHERS], ids=name_of)
 def test_documents(document: Path) -> None:
     """Each command in the documents has the options and arguments that it is shown with."""
     text = document.read_text(encoding="utf-8")
-    for line in re.findall(r"celery -A \w+ singleton ([^`\n]+)", text):
+    for line in re.findall(r"celery -A [a-z]\w* singleton ([^`\n]+)", text):
         name, *words = shlex.split(line)
         command = singleton.commands[name]
         command.make_context(name, words)
-
-
-def test_runbook_names_all_commands() -> None:
-    """The table of commands in the runbook has a row for each."""
-    table = (
-        (ROOT / "docs" / "RUNBOOK.md").read_text(encoding="utf-8").partition("## The commands")[2].partition("\n## ")[0]
-    )
-    assert set(singleton.commands) == set(re.findall(r"^\| `(\w+)", table, re.MULTILINE))

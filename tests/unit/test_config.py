@@ -6,7 +6,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,10 +16,11 @@ from celery.contrib.abortable import AbortableTask
 import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, MaxStarts, Raise, RetryLater, SingletonMixin, SingletonTask, Skip
 from celery_singleton_lock.config.foreign import unknown_options
-from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
+from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for, refuse_wrong
 from celery_singleton_lock.context import context_of
+from docs.generate import default_of
 from tests.unit.conftest import MakeApp
 
 
@@ -656,22 +656,6 @@ def test_misspelt_setting_is_named(make_app: MakeApp) -> None:
 
 # -- documentation -----------------------------------------------------------------------------
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-
-
-def documented_default(option: Option) -> str:
-    """What users read as the default of an option."""
-    return option.default_text or f"`{option.default!r}`".replace("'", '"')
-
-
-@pytest.mark.parametrize(("title", "table"), [("option", TASK_OPTIONS), ("app setting", APP_SETTINGS)])
-def test_tables_of_the_readme(title: str, table: dict[str, Option]) -> None:
-    """The README lists each option and setting in order, with the default and the meaning that the table has."""
-    text = README.read_text(encoding="utf-8")
-    (rows,) = re.findall(rf"^\| {title} \| default \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text, re.MULTILINE)
-    expected = [f"| `{name}` | {documented_default(option)} | {option.meaning} |" for name, option in table.items()]
-    assert expected == rows.splitlines()
-
 
 @pytest.mark.parametrize("name", ["SingletonTask", "SingletonMixin"])
 def test_help_shows_the_options(name: str) -> None:
@@ -680,7 +664,7 @@ def test_help_shows_the_options(name: str) -> None:
     shown = subprocess.run(command, capture_output=True, text=True, timeout=110, check=True).stdout
     (text,) = re.findall(r"^ \|  Options:\n((?: \|      .*\n)+)", shown, re.MULTILINE)
     words = " ".join(text.replace(" |  ", "").split())
-    expected = [f"{name}: {row.meaning}. Default: {documented_default(row)}." for name, row in TASK_OPTIONS.items()]
+    expected = [f"{name}: {row.meaning}. Default: {default_of(row)}." for name, row in TASK_OPTIONS.items()]
     assert " ".join(expected) == words
 
 

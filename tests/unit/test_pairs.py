@@ -25,7 +25,7 @@ from tests.unit.test_task import deliver
 
 clock, store = test_execution.clock, test_execution.store
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "OPTIONS.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "options.md"
 
 
 def body(tag: str, acts: str = "return") -> None: ...

@@ -1,4 +1,4 @@
-"""The figures of a benchmark run go into docs/PERFORMANCE.md without a change to its prose."""
+"""The figures of a benchmark run go into docs/project/benchmarks.md without a change to its prose."""
 
 from __future__ import annotations
 

@@ -1,0 +1,40 @@
+"""Sphinx builds the site with this: ``tox -e docs``. It needs no network."""
+
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+project = "celery_singleton_lock"
+author = "the celery_singleton_lock authors"
+copyright = author  # the name that Sphinx reads
+release = version = version_of("celery_singleton_lock")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+# Python modules, and pages that GitHub shows from the root.
+exclude_patterns = ["_build"]
+
+myst_heading_anchors = 4  # links to headings as GitHub spells them
+myst_enable_extensions = ["colon_fence"]
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, which the site does not describe
+
+default_role = "code"  # docstrings have single backticks
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+napoleon_custom_sections = [("Options", "params_style")]
+napoleon_use_ivar = True
+
+html_theme = "furo"
+html_title = f"celery_singleton_lock {release}"
+html_theme_options = {
+    "source_repository": "https://github.com/celery-singleton-lock/celery_singleton_lock/",
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+
+# While the pages of these folders are being written.
+if not all((HERE / folder).is_dir() for folder in ("tutorial", "how-to", "operate", "explanation")):
+    exclude_patterns += ["[A-Z]*.md"]
+    suppress_warnings = ["toc.not_readable", "myst.xref_missing"]
