@@ -1,11 +1,14 @@
-"""Ten tasks of a user who has installed the library and nothing else: ``python tests/installed.py`` in an environment of its own.
+"""A user who has installed the library and nothing else: ``python tests/installed.py`` in an environment of its own.
 
-As a script, it finds no module of the source tree but those beside it: the library comes from where pip has put it.
+It runs the first example of the README as it stands there, and ten tasks, in empty directories. As a script, it finds no module
+of the source tree but those beside it: the library comes from where pip has put it.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -49,6 +52,40 @@ assert "the only one" == first.get(timeout=30)
 """
 
 
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def first_example() -> None:
+    """Do what the README says under "Try it", and find the log lines that it shows.
+
+    Raises:
+        NotInTime: a line does not come; the worker's log is printed.
+    """
+    text = README.read_text(encoding="utf-8").partition("## Try it")[2]
+    code, commands, shown = (
+        re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)[0] for kind in ("python", "console", "text")
+    )
+    start, call = (shlex.split(command) for command in commands.splitlines())
+    os.chdir(new_directory("readme"))
+    Path("tasks.py").write_text(code)
+    with RedisServer() as redis:
+        # Celery takes these for the URLs of the example, whose ports may be in use here.
+        env = {**os.environ, "CELERY_BROKER_URL": redis.url(), "CELERY_RESULT_BACKEND": redis.url(1)}
+        env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        worker = Process(start, Path("worker.log"), env)
+        worker.start()
+        lines = [re.escape(line).replace("…", ".*") for line in shown.splitlines()]
+        try:
+            until(lambda: " ready." in worker.output() or not worker.running, "the worker is ready")
+            subprocess.run(call, env=env, timeout=60, check=True)
+            until(lambda: re.search(".*".join(lines), worker.output(), re.DOTALL), "the lines of the README")
+        except BaseException:
+            print(worker.output())
+            raise
+        finally:
+            worker.stop()
+
+
 def main() -> None:
     """Run the app of a user in a directory of its own.
 
@@ -61,6 +98,7 @@ def main() -> None:
     print({name: metadata.version(name) for name in ("celery-singleton-lock", "celery", "kombu", "redis")})
     directory = new_directory("installed")
     (directory / "shop.py").write_text(APP)
+    first_example()
     with RedisServer() as redis:
         env = {**os.environ, "REDIS": redis.url(), "PYTHONPATH": str(directory)}
         command = [sys.executable, "-m", "celery", "-A", "shop", "worker", "--loglevel", "INFO", "--concurrency", "2"]
