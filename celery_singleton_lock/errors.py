@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from click import ClickException
-
 from celery_singleton_lock.holder import Holder
 
 
@@ -14,18 +12,20 @@ class SingletonError(Exception):
     """The base of all errors of this library."""
 
 
-class ConfigurationError(SingletonError, ClickException):
+class ConfigurationError(SingletonError):
     """Options or settings cannot be used. The text names task, option and value, and has a line for each `problem`.
-
-    The `celery` command shows it without a traceback and exits with 1, as it does with every `ClickException`.
 
     Arguments:
         problems: what is wrong, each in one line.
     """
 
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.args = self.problems = problems
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, each in one line."""
+        return self.args
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 class LockKeyError(SingletonError):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from celery import bootsteps
+from click import ClickException
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.exclusions import different_limits
@@ -84,6 +85,14 @@ def _checked(app: Any, pool: Any) -> dict[str, Options]:
     return options
 
 
+class CannotStart(ConfigurationError, ClickException):
+    """A `ConfigurationError` that the `celery` command shows without a traceback before it exits with 1."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.args = problems
+
+
 class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """Checks settings and options when a worker is made, and the store when it starts.
 
@@ -97,7 +106,10 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         prefork = is_prefork(parent.pool_cls)
-        self._options = _checked(parent.app, parent.pool_cls)
+        try:
+            self._options = _checked(parent.app, parent.pool_cls)
+        except ConfigurationError as error:
+            raise CannotStart(*error.problems) from None
         # Only prefork with an event loop: the consumer of other workers waits for the broker alone.
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
         self._failures = FailureChannel(context_of(parent.app)) if prefork else None
