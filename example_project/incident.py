@@ -1,4 +1,4 @@
-"""Begin the incident of docs/INCIDENT.md: a worker is killed while it holds a lock, and on another one a body hangs.
+"""Begin the incident of docs/operate/stuck-lock.md: a worker is killed while it holds a lock, and on another one a body hangs.
 
 It goes on until Ctrl-C, so that an operator can look at the locks and release them.
 """

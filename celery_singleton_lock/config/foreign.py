@@ -11,12 +11,12 @@ from typing import Any
 from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS, spelling
 from celery_singleton_lock.errors import ConfigurationError
 
-#: Options of other plugins and frequent guesses, each with what it is called here.
+#: Options of other plugins and frequent guesses, each with what it is called here. Those plugins lock when a call is published.
 _FOREIGN_OPTIONS = {
-    "lock_expiry": "lock_ttl (a lease is renewed while its task runs)",
-    "raise_on_duplicate": 'on_duplicate="raise"',
-    "once": "unique_on, lock_ttl and on_duplicate",
-    "heimdall": "lock_key, lock_ttl and on_duplicate",
+    "lock_expiry": 'lock_at_most or lock_at_least, with lock_from="publish"',
+    "raise_on_duplicate": 'on_duplicate="raise" with lock_from="publish"',
+    "once": 'unique_on, on_duplicate, lock_at_most and lock_until="start", with lock_from="publish"',
+    "heimdall": 'lock_key, on_duplicate, lock_at_most and lock_at_least, with lock_from="publish"',
     "ttl": "lock_ttl",
     "unique": "unique_on",
     "unique_key": "unique_on or lock_key",
@@ -27,8 +27,8 @@ _FOREIGN_SETTINGS = {
     "singleton_backend_class": "singleton_lock_url",
     "singleton_backend_kwargs": "singleton_lock_url",
     "singleton_key_prefix": "singleton_lock_prefix",
-    "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise"',
-    "singleton_lock_expiry": "singleton_lock_ttl (a lease is renewed while its task runs)",
+    "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise" with singleton_lock_from="publish"',
+    "singleton_lock_expiry": 'singleton_lock_at_most or singleton_lock_at_least, with singleton_lock_from="publish"',
 }
 
 
@@ -77,8 +77,8 @@ def unknown_settings(conf: Any) -> Iterator[str]:
 
 
 def _spelt_in(conf: Any, advice: str) -> str:
-    """Return what is said of a setting, which begins with its name, with that name as this configuration spells it."""
-    return re.sub(r"^\w+", lambda name: spelling(conf, name[0]), advice)
+    """Return what is said of settings, with their names as this configuration spells them."""
+    return re.sub(r"\bsingleton_\w+", lambda name: spelling(conf, name[0]), advice)
 
 
 def _hint(meant: str) -> str:

@@ -1,4 +1,4 @@
-"""The login of the runbook may do what the library needs, and nothing else."""
+"""The login of the documents may do what the library needs, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from celery_singleton_lock.store import redis as redis_package
 from celery_singleton_lock.store.protocol import LeaseRequest
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import every_call
-from tests.runbook import login
 from tests.servers import RedisServer
+from tests.store_login import login
 
 MakeRequest = Callable[..., LeaseRequest]
 #: What the library sends outside of scripts, besides the commands that scripts use, too.

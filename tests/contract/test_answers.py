@@ -1,4 +1,4 @@
-"""What each error that a server can answer counts as: an outage, or a refusal. RUNBOOK.md has the list."""
+"""What each error that a server can answer counts as: an outage, or a refusal. docs/operate/store-login.md has the list."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.servers import RedisServer, free_port, until
 
 MakeRequest = Callable[..., LeaseRequest]
-RUNBOOK = Path(__file__).parents[2] / "docs" / "RUNBOOK.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operate" / "store-login.md"
 
 
 class Case:
@@ -376,8 +376,8 @@ def test_slot_that_moves(cluster: tuple[Case, Case]) -> None:
 
 
 def test_the_page_lists_them() -> None:
-    """RUNBOOK.md lists each answer that is decided on."""
-    section = RUNBOOK.read_text(encoding="utf-8").partition("## What the store answers")[2].partition("\n## ")[0]
+    """The page lists each answer that is decided on."""
+    section = PAGE.read_text(encoding="utf-8").partition("## What the store answers")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`([A-Z]{3,})`", section))
     from celery_singleton_lock.store.redis import errors
 

@@ -13,7 +13,7 @@ from tests.servers import RedisServer
 
 pytestmark = pytest.mark.skipif(
     celery.VERSION < (5, 7),
-    reason="Celery before 5.7 stores RETRY after the message was published; docs/GUARANTEES.md says so",
+    reason="Celery before 5.7 stores RETRY after the message was published; docs/how-to/rabbitmq.md says so",
 )
 
 

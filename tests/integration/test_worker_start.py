@@ -17,8 +17,8 @@ from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
-from tests.runbook import login
 from tests.servers import RedisServer, free_port
+from tests.store_login import login
 
 NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "singleton_lock_url": None}
 
@@ -166,7 +166,7 @@ def test_refused_login(env: WorkerEnvironment, fresh_worker: Callable[..., Local
 
 
 def test_login_without_info(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
-    """The login of the runbook is enough, also without INFO, and causes no WARNING."""
+    """The login of the documents is enough, also without INFO, and causes no WARNING."""
     with RedisServer() as guarded:
         redis.Redis.from_url(guarded.url()).execute_command(*login("pass"), "-info")
         url = f"redis://locks:pass@127.0.0.1:{guarded.port}/0"

@@ -38,7 +38,6 @@ from celery_singleton_lock.store.redis import RedisStore, connector
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
-from tests.runbook import login
 from tests.servers import (
     Process,
     RedisServer,
@@ -49,12 +48,13 @@ from tests.servers import (
     required,
     until,
 )
+from tests.store_login import login
 
 #: Seconds in which a program starts and ends.
 LATE = 100
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs" / "monitoring"
-PAGE = (ROOT / "docs" / "MONITORING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "operate" / "monitoring.md").read_text(encoding="utf-8")
 DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 ALERTS = (MONITORING / "alerts.yaml").read_text(encoding="utf-8")
@@ -357,7 +357,7 @@ def test_store_away_at_the_start() -> None:
 
 
 def test_login() -> None:
-    """The runbook's login suffices. If it lacks `info`, the metrics of tasks are there, and those of the server are not."""
+    """The documented login suffices. If it lacks `info`, the metrics of tasks are there, and those of the server are not."""
     with RedisServer() as server, redis.Redis.from_url(server.url()) as client:
         client.execute_command(*login("secret"))
         client.hset("singleton:tasks", "shop.tasks.sync", "shop.tasks.sync")
@@ -504,7 +504,7 @@ def test_alerts() -> None:
         headings = re.findall(r"^##+ (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
         assert heading in [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
         assert re.search(
-            rf"^\| `{name}` \|.*{page.removeprefix('docs/MONITORING.md').removeprefix('docs/')}#{heading}",
+            rf"^\| `{name}` \|.*{page.removeprefix('docs/operate/monitoring.md').removeprefix('docs/operate/')}#{heading}",
             PAGE,
             re.MULTILINE,
         )
@@ -592,4 +592,4 @@ def test_page(worked: Any) -> None:
 def test_pictures(name: str) -> None:
     """The pictures are small, and the page shows them."""
     assert 300_000 > (ROOT / "docs" / "images" / name).stat().st_size > 10_000
-    assert f"](images/{name})" in PAGE
+    assert f"](../images/{name})" in PAGE

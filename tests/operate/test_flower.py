@@ -1,4 +1,4 @@
-"""What Flower shows of a task that was skipped; docs/MONITORING.md has a picture of it."""
+"""What Flower shows of a task that was skipped; docs/operate/monitoring.md has a picture of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/INCIDENT.md: an operator finds and releases the locks of a killed worker and of a hung body, in the example project.
+"""docs/operate/stuck-lock.md: an operator releases the locks of a killed worker and of a hung body, in the example project.
 
 With `INCIDENT_WRITE=1`, the test writes what the commands print into the page.
 """
@@ -18,7 +18,7 @@ from tests.operate.test_example import left_behind, messages_come_back_soon
 from tests.servers import Process, free_port, new_directory, remove_directory, until
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGE = PROJECT / "docs" / "INCIDENT.md"
+PAGE = PROJECT / "docs" / "operate" / "stuck-lock.md"
 BLOCK = re.compile(r"(?<=<!-- transcript -->\n```console\n).*?(?=```\n<!-- /transcript -->)", re.DOTALL)
 START = "python -m example_project.incident"
 #: What differs from run to run, and what stands for it.

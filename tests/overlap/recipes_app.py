@@ -1,4 +1,4 @@
-"""The app of docs/RECIPES.md: the page's own code with a short hour, and stand-ins for a reader's own functions."""
+"""The app of the recipes on three pages: their own code with a short hour, and stand-ins for a reader's own functions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from typing import Any
 from celery import _state, current_task
 from celery.schedules import schedule
 
+from celery_singleton_lock import Debounce
 from tests.integration.recorder import Recorder
 from tests.integration.tasks import record_signals
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "RECIPES.md"
-TEXT = PAGE.read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+#: Pages, and what a block of them contains that is a recipe.
+PAGES = {"recipes.md": "", "debounce.md": "def update_customer", "limit.md": "def export_orders"}
+BLOCKS = [
+    block
+    for page, mark in PAGES.items()
+    for block in re.findall(r"^```python\n(.*?)^```$", (HOW_TO / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    if mark in block
+]
 #: Seconds of the hour in tests: long beside a moment of slowness, as most of the page's times are parts of an hour.
 HOUR = 8.0
 #: What the recipes call: each records that it began and ended, and does what a test's flags say.
@@ -49,14 +56,15 @@ class ByTheClock(schedule):  # type: ignore[misc]
 
 
 def run_page(conf: dict[str, Any]) -> dict[str, Any]:
-    """Run the page's code, and return its names; its app has this configuration, and a schedule by short hours."""
+    """Run the pages' code, and return its names; its app has this configuration, and a schedule by short hours."""
     recorder = Recorder(conf["test_directory"])
-    names: dict[str, Any] = {name: _stand_in(recorder, name) for name in STAND_INS}
-    names |= {"__name__": __name__, "read_lines": lambda file: [f"{file} {number}" for number in range(3)]}
+    names: dict[str, Any] = {"__name__": __name__, "Debounce": Debounce}
     code, count = re.subn(r"^HOUR = 3600\.0$", f"HOUR = {HOUR}", "\n".join(BLOCKS), flags=re.MULTILINE)
     assert 1 == count
     finalizers = set(_state._on_app_finalizers)
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, str(HOW_TO), "exec"), names)
+    names |= {name: _stand_in(recorder, name) for name in STAND_INS}
+    names["read_lines"] = lambda file: [f"{file} {number}" for number in range(3)]
     _state._on_app_finalizers.intersection_update(finalizers)  # which would add these tasks to every app of the process
     names["app"].conf.update(conf)
     for entry in names["app"].conf.beat_schedule.values():

@@ -1,4 +1,4 @@
-"""docs/RECIPES.md: what each recipe promises, shown by its own code in a real worker. Two real beats publish its schedule."""
+"""The recipes on three pages: each promise is shown by their own code in a real worker. Two real beats publish the schedule."""
 
 from __future__ import annotations
 

@@ -193,17 +193,17 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        ("lock_expiry", "lock_ttl"),
-        ("raise_on_duplicate", "on_duplicate"),
-        ("once", "unique_on"),
-        ("heimdall", "lock_key"),
+        ("lock_expiry", 'lock_at_least, with lock_from="publish"'),
+        ("raise_on_duplicate", 'on_duplicate="raise" with lock_from="publish"'),
+        ("once", 'unique_on, on_duplicate, lock_at_most and lock_until="start", with lock_from="publish"'),
+        ("heimdall", 'lock_at_least, with lock_from="publish"'),
         ("ttl", "lock_ttl"),
         ("unique", "unique_on"),
         ("unique_key", "lock_key"),
     ],
 )
 def test_names_of_other_plugins(make_app: MakeApp, name: str, ours: str) -> None:
-    """An option of another plugin, or a guessed name, is refused, and the error names our option."""
+    """An option of another plugin, or a guessed name, is refused, and the error names our options, with the lock at publish."""
     for value in (60, {"keys": ["a"]}, None):
         with pytest.raises(ConfigurationError) as refused:
             bound(make_app(), **{name: value})
@@ -535,8 +535,8 @@ SINGLETONS = {
     "singleton_backend_class": "singleton_lock_url",
     "singleton_backend_kwargs": "singleton_lock_url",
     "singleton_key_prefix": "singleton_lock_prefix",
-    "singleton_raise_on_duplicate": "singleton_on_duplicate",
-    "singleton_lock_expiry": "singleton_lock_ttl",
+    "singleton_raise_on_duplicate": 'singleton_on_duplicate="raise" with .*singleton_lock_from="publish"',
+    "singleton_lock_expiry": 'singleton_lock_at_least, with .*singleton_lock_from="publish"',
 }
 
 

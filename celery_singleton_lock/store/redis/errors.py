@@ -1,6 +1,6 @@
 """What an error of redis-py means: an outage, which ends by itself, or a refusal, which does not.
 
-docs/RUNBOOK.md lists what a server can answer, and what each answer counts as.
+docs/operate/store-login.md lists what a server can answer, and what each answer counts as.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page for users of other systems: each name of ours in it exists."""
+"""The page about other systems: each name of ours in it exists."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from celery_singleton_lock.config.call_options import CALL_OPTIONS
 from celery_singleton_lock.config.options import SETTING_NAMES, TASK_OPTIONS
 from celery_singleton_lock.policies import KINDS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "COMING_FROM.md"
-CLASSES = {kind.__name__: kind for kind in KINDS} | {"MaxStarts": MaxStarts}
-FIELDS = {name: {field.name for field in fields(cls)} for name, cls in CLASSES.items()}
-#: Each system's table, as rows of three cells.
-ROWS = {
-    title: [[cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\| .*", text, re.M)[1:]]
-    for title, text in re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", PAGE.read_text(encoding="utf-8"), re.M)
-}
-*SYSTEMS, MISSING = ROWS.values()
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "other-systems.md"
+CLASSES = {kind.__name__: kind for kind in (*KINDS, MaxStarts)}
+FIELDS = {name: [field.name for field in fields(cls)] for name, cls in CLASSES.items()}
+#: The rows of both tables, as cells.
+ROWS = [
+    [cell.strip() for cell in row.strip("|").split(" | ")]
+    for row in re.findall(r"^\| .*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+]
+HERE = ROWS[ROWS.index(["here", "what others call it"]) + 1 : ROWS.index(["missing", "why, and what to do instead"])]
 #: What the commands for operators begin with.
 COMMAND = "celery singleton "
-#: Names and expressions in the columns of ours.
-SPANS = sorted({span for rows in SYSTEMS for row in rows for span in re.findall(r"`([^`]+)`", row[1])})
+#: Names and expressions in the column of ours.
+SPANS = sorted({span for row in HERE for span in re.findall(r"`([^`]+)`", row[0])})
 
 
 def check_option(name: str, value: ast.expr) -> None:
@@ -42,7 +42,8 @@ def check_option(name: str, value: ast.expr) -> None:
 def check_call(call: ast.Call) -> None:
     if isinstance(call.func, ast.Name) and call.func.id in FIELDS:
         named = {str(keyword.arg) for keyword in call.keywords}
-        assert named <= FIELDS[call.func.id]
+        assert named <= {*FIELDS[call.func.id]}
+        assert len(call.args) <= len(FIELDS[call.func.id])
     else:
         check_name(ast.unparse(call.func))
 
@@ -80,9 +81,11 @@ def test_our_names(span: str) -> None:
 
 
 def test_rows() -> None:
-    """Each system has a table, of theirs, ours and the difference; a row without a counterpart says why."""
-    assert 15 == len(SYSTEMS)
-    assert all(len(rows) > 3 for rows in SYSTEMS)
-    assert all(len(row) == 3 for rows in SYSTEMS for row in rows)
-    assert all(row[2] for rows in SYSTEMS for row in rows if row[1] == "–")
-    assert all(len(row) == 2 for row in MISSING)
+    """Each row has two cells, and each policy is among them."""
+    assert len(HERE) > 20
+    assert all(len(row) == 2 and all(row) for row in ROWS)
+    text = " ".join(row[0] for row in HERE)
+    missing = [
+        kind.__name__ for kind, name in KINDS.items() if f"{kind.__name__}(" not in text and f'"{name}"' not in text
+    ]
+    assert [] == missing
