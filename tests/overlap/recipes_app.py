@@ -81,7 +81,7 @@ def _stand_in(recorder: Recorder, name: str) -> Callable[..., str]:
         deadline = time.monotonic() + 60
         while recorder.is_raised(f"{tag}.hold") and time.monotonic() < deadline:
             time.sleep(0.02)
-        if recorder.is_raised(f"{tag}.fail"):
+        if recorder.is_raised(f"{tag}.fail") or recorder.is_raised("-".join((tag, *map(str, args[1:2]))) + ".fail"):
             raise OSError(tag)
         recorder.note(tag, "end", args=args)
         return tag
