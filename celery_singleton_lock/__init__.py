@@ -18,6 +18,8 @@ from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
+__version__ = "1.0.0rc1"
+
 __all__ = [
     "ConfigurationError",
     "Debounce",

@@ -1,14 +1,15 @@
 """Sphinx builds the site with this: ``tox -e docs``. It needs no network."""
 
-from importlib.metadata import version as version_of
 from pathlib import Path
+
+from celery_singleton_lock import __version__
 
 HERE = Path(__file__).resolve().parent
 
 project = "celery_singleton_lock"
 author = "the celery_singleton_lock authors"
 copyright = author  # the name that Sphinx reads
-release = version = version_of("celery_singleton_lock")
+release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # Python modules, and pages that GitHub shows from the root.

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from socketserver import TCPServer, ThreadingMixIn
 from time import perf_counter, time
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-from celery_singleton_lock import locks
+from celery_singleton_lock import __version__, locks
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import KINDS
@@ -131,7 +130,7 @@ class LockCollector(Collector):
         yield _family(CounterMetricFamily, "scrape_errors", "Scrapes that got no answer of the store.", self._errors)
         text = "How long the last scrape took."
         yield _family(GaugeMetricFamily, "scrape_duration_seconds", text, perf_counter() - begin)
-        build = {"version": version("celery_singleton_lock")}
+        build = {"version": __version__}
         yield InfoMetricFamily(f"{_PREFIX}build", "The version of celery_singleton_lock.", build)
 
     def _ask(self, question: Callable[[Any], Answer]) -> Answer | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import celery
 from celery import bootsteps
 from click import ClickException
 
@@ -31,6 +32,8 @@ from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 
+#: The newest Celery in the test matrix (tox.ini).
+NEWEST_CELERY = (5, 7)
 #: Seconds until the names of the tasks are sent again to a store that was unreachable.
 _RETRY_INTERVAL = 5.0
 #: For how many names of tasks the store is tried. A node of a cluster that has half of all keys refuses one of so many.
@@ -121,6 +124,11 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         settings = context_of(parent.app).settings
         where = without_login(settings.url)
         logger.info("Singleton locks in %s (from %s): %s", where, settings.url_name, self._ttls())
+        if celery.VERSION[:2] > NEWEST_CELERY:
+            text = (
+                "Celery %d.%d is newer than %d.%d, the newest that this version of celery_singleton_lock is tested with"
+            )
+            logger.warning(text, *celery.VERSION[:2], *NEWEST_CELERY)
         self._check_delays(parent.app.conf)
         if getattr(parent, "consumer", None) is not None:
             watch(parent.consumer)

@@ -17,7 +17,7 @@ from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
-from tests.servers import RedisServer, free_port
+from tests.servers import Process, RedisServer, free_port, until
 from tests.store_login import login
 
 NO_REDIS = {"broker_url": "memory://", "result_backend": "cache+memory://", "singleton_lock_url": None}
@@ -94,6 +94,33 @@ def test_option_that_cannot_be_used(tmp_path: Path, module: str, text: str) -> N
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert (1, "") == (done.returncode, done.stdout)
     assert [f"Error: {text}"] == done.stderr.splitlines()
+
+
+NEWER_CELERY = """
+import celery
+from celery_singleton_lock import SingletonTask
+
+celery.VERSION = celery.VERSION._replace(minor=99)
+app = celery.Celery("shop", broker="memory://", backend="cache+memory://", changes={"singleton_lock_url": "memory://"})
+
+@app.task(base=SingletonTask)
+def sync(): ...
+"""
+
+
+def test_newer_celery(tmp_path: Path) -> None:
+    """A worker with a Celery that is newer than the newest tested one warns of it, once, and starts."""
+    (tmp_path / "shop.py").write_text(NEWER_CELERY)
+    command = [sys.executable, "-W", "ignore", "-m", "celery", "-A", "shop", "worker", "--pool", "solo"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    worker = Process([*command, "--loglevel", "INFO"], tmp_path / "log", environment)
+    worker.start()
+    until(lambda: " ready." in worker.output() or not worker.running, "the worker is ready")
+    worker.stop()
+    said = [line for line in worker.output().splitlines() if "is newer than" in line]
+    assert 1 == len(said), worker.output()
+    assert ": WARNING/" in said[0]
+    assert "Celery 5.99 is newer than 5.7, the newest that this version of celery_singleton_lock is tested" in said[0]
 
 
 @pytest.mark.parametrize("pool_name", ["prefork", "threads", "gevent"])

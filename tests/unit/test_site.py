@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import celery_singleton_lock
 from celery_singleton_lock import signals
+from celery_singleton_lock.worker.bootstep import NEWEST_CELERY
 from docs import generate
 from tests.unit.site import DOCS, OTHERS, PAGES, README, REPOSITORY, ROOT, SITE, Run, anchors, blocks, name_of
 
@@ -113,6 +115,12 @@ def test_all_pages_are_in_the_index() -> None:
     assert set() == {page for page in pages if "/" in page} - set(listed)
 
 
+def test_changelog_has_the_version() -> None:
+    """The first entry of the changelog is that of this version."""
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert celery_singleton_lock.__version__ == re.findall(r"^## \[(.+?)\]", text, re.MULTILINE)[0]
+
+
 def test_readme_is_short() -> None:
     """The README has at most 600 words."""
     assert 600 >= len(README.read_text(encoding="utf-8").split())
@@ -126,12 +134,13 @@ def test_readme_has_absolute_links() -> None:
 
 
 def test_readme_versions() -> None:
-    """The versions of Celery and Python in the README are those that tox.ini tests."""
+    """The versions of Celery and Python in the README are those that tox.ini tests; a worker warns of a newer Celery."""
     matrix, text = (ROOT / "tox.ini").read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     celery, python = (
         sorted({int(digits) for digits in re.findall(rf"{word}(\d+)-", matrix)}) for word in ("celery", "py")
     )
     assert f"Celery 5.{celery[0] - 50} to 5.{celery[-1] - 50}" in text
+    assert (5, celery[-1] - 50) == NEWEST_CELERY
     assert f"Python 3.{python[0] - 300} to 3.{python[-1] - 300}" in text
 
 
@@ -139,6 +148,17 @@ def test_readme_names_the_policies() -> None:
     """The README has a line for each policy with a name."""
     text = README.read_text(encoding="utf-8")
     assert [*generate.NAMED] == re.findall(r'^\* `"(\w+)"`', text, re.MULTILINE)
+
+
+def test_workflow() -> None:
+    """The workflow of GitHub runs each environment of tox.ini's list, with its Python, and no other."""
+    text = (ROOT / ".github" / "workflows" / "checks.yml").read_text(encoding="utf-8")
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "tox.ini", encoding="utf-8")
+    pairs = re.findall(r'python: "3\.(\d+)", environment: (\S+)', text)
+    static = re.findall(r"environment: \[(.*)\]", text)[0].split(", ")
+    assert parser["tox"]["env_list"].split() == [*(name for _, name in pairs), *static]
+    assert all(name.startswith(f"py3{python}-") for python, name in pairs)
 
 
 def test_picture() -> None:
