@@ -20,6 +20,10 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store.records import VERBS
 
+#: An outage of the store begins for a worker. Has `error`.
+OUTAGE_BEGAN = "singleton-outage-began"
+#: It is over. Has `seconds`, `store_errors` (calls that failed), `postponed` (tasks), `without_lock` (tasks) and `lost` (leases).
+OUTAGE_ENDED = "singleton-outage-ended"
 #: Seconds between two questions whether the store answers.
 LOOK_INTERVAL = 1.0
 #: Seconds for which it has to answer until an outage is over; the second number within a minute after another outage, so that a
@@ -49,7 +53,7 @@ class Outages:
         self.wake: Callable[[float], object] = lambda at: None  # has `look` called at this time
         #: Tells the main process what this child counts: a name, and the error of a call.
         self.forward: Callable[[str, StoreError | None], object] = lambda name, error: None
-        #: Tells others that an outage `began` or `ended`, and more; called in a thread that may log.
+        #: Tells others by an event with these fields; called in a thread that may log.
         self.tell: Callable[[str, Mapping[str, Any]], object] = lambda what, fields: None
         self._mutex = native_lock()
         self._began = self._answers_since = math.inf
@@ -80,7 +84,7 @@ class Outages:
             if begins:
                 self._error, self._is_told = str(error), is_told
         if begins:
-            self._report(lambda: self.tell("began", {"error": str(error)}))
+            self._report(lambda: self.tell(OUTAGE_BEGAN, {"error": str(error)}))
             self.wake(self._clock() + LOOK_INTERVAL)
         return begins
 
@@ -156,7 +160,7 @@ class Outages:
             self._counts, self._lost = Counter(), {}
         if is_told:
             self._report(partial(logger.warning, text, *arguments))
-        self._report(lambda: self.tell("ended", ended))
+        self._report(lambda: self.tell(OUTAGE_ENDED, ended))
         return math.inf
 
     def _note_answer(self) -> None:

@@ -1,10 +1,6 @@
 """Sphinx builds the site with this: ``tox -e docs``. It needs no network."""
 
-from pathlib import Path
-
 from celery_singleton_lock import __version__
-
-HERE = Path(__file__).resolve().parent
 
 project = "celery_singleton_lock"
 author = "the celery_singleton_lock authors"
@@ -12,13 +8,8 @@ copyright = author  # the name that Sphinx reads
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-# Python modules, and pages that GitHub shows from the root.
-exclude_patterns = ["_build"]
 
 myst_heading_anchors = 4  # links to headings as GitHub spells them
-myst_enable_extensions = ["colon_fence"]
-nitpicky = True
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of other packages, which the site does not describe
 
 default_role = "code"  # docstrings have single backticks
 autodoc_member_order = "bysource"
@@ -34,8 +25,3 @@ html_theme_options = {
     "source_branch": "main",
     "source_directory": "docs/",
 }
-
-# Until the facts of these pages have moved.
-exclude_patterns += ["[A-Z]*.md"]
-if not (HERE / "explanation" / "performance.md").exists():
-    suppress_warnings = ["toc.not_readable", "myst.xref_missing"]

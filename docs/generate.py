@@ -16,7 +16,7 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_singleton_lock import Holder, Lease, MaxStarts, SingletonError, errors, events, locks, signals
+from celery_singleton_lock import Holder, Lease, MaxStarts, SingletonError, errors, events, locks, outage, signals
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.config.call_options import CALL_OPTIONS
 from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
@@ -119,8 +119,12 @@ def signal_rows() -> str:
 
 
 def event_rows() -> str:
-    names = dict(comments(events, r"(TASK_\w+) = "))
-    return table(("event", "sent when"), [(f"`{getattr(events, name)}`", text) for name, text in names.items()])
+    rows = [
+        (f"`{getattr(module, name)}`", text)
+        for module, names in ((events, r"(TASK_\w+) = "), (outage, r"(OUTAGE_\w+) = "))
+        for name, text in comments(module, names)
+    ]
+    return table(("event", "sent when"), rows)
 
 
 class _AllMetrics(LockCollector):

@@ -201,14 +201,14 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )  # fmt: skip
 
 
-def _send_event(worker: Any, callbacks: CallbackRunner, what: str, fields: Mapping[str, Any]) -> None:
+def _send_event(worker: Any, callbacks: CallbackRunner, event: str, fields: Mapping[str, Any]) -> None:
     """Have a worker event sent by another thread than that of log lines and signals: the broker may be away, too.
 
     The worker's own dispatcher knows whether events are wanted, and keeps them for a broker that is away.
     """
     dispatcher = getattr(worker.consumer, "event_dispatcher", None)
     if dispatcher is not None:
-        callbacks.call(partial(dispatcher.send, f"singleton-outage-{what}", **fields))
+        callbacks.call(partial(dispatcher.send, event, **fields))
 
 
 def without_login(url: str) -> str:

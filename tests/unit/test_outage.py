@@ -14,7 +14,7 @@ import pytest
 from celery_singleton_lock import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
-from celery_singleton_lock.outage import Limit, Outages
+from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.failures import FailureChannel
 from tests.servers import until
@@ -184,10 +184,10 @@ def test_status_and_events(outages: Outages, store: Store, clock: Clock) -> None
     assert {"acquire": 2, "release": 0, "renew": 1} == status["errors"]
     assert 60.0 == pytest.approx(time.time() - status["outage"].pop("since"), abs=5)
     assert {"error": "away", **numbers} == status["outage"]
-    assert [("began", {"error": "away"})] == told
+    assert [(OUTAGE_BEGAN, {"error": "away"})] == told
     store.error = None
     watch(outages, clock, 30.0)
-    assert ("ended", {"seconds": 60.0, **numbers}) == told[-1]
+    assert (OUTAGE_ENDED, {"seconds": 60.0, **numbers}) == told[-1]
     assert (2, None) == (len(told), outages.status()["outage"])
     assert 2 == outages.status()["errors"]["acquire"]
 
@@ -203,7 +203,7 @@ def test_outage_of_children(outages: Outages, store: Store, clock: Clock, lines:
     store.error = None
     watch(outages, clock, 30.0)
     outages.heard("acquire", StoreError("NOPERM"))
-    assert (["began", "ended"], []) == ([what for what, _ in told], lines(logging.DEBUG))
+    assert ([OUTAGE_BEGAN, OUTAGE_ENDED], []) == ([what for what, _ in told], lines(logging.DEBUG))
     store.error = AWAY
     outages.failed(AWAY)
     assert 1 == len(lines(logging.WARNING))

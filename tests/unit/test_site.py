@@ -15,11 +15,7 @@ from celery_singleton_lock.worker.bootstep import NEWEST_CELERY
 from docs import generate
 from tests.unit.site import DOCS, OTHERS, PAGES, README, REPOSITORY, ROOT, SITE, Run, anchors, blocks, name_of
 
-#: Pages that are still being written.
-UNWRITTEN = {DOCS / "explanation" / "performance.md"}
-#: Pages whose facts move to others.
-OLD = {page.stem for page in DOCS.glob("[A-Z]*.md")}
-each_page = pytest.mark.parametrize("page", [page for page in [*PAGES, *OTHERS] if page.stem not in OLD], ids=name_of)
+each_page = pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
 
 
 def environments() -> set[str]:
@@ -53,9 +49,7 @@ def test_all_signals_are_in_the_table() -> None:
     assert names == set(re.findall(r"^\| `(\w+)`", generate.signal_rows(), re.MULTILINE))
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if blocks(page, "python") and page.stem not in OLD], ids=name_of
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name_of)
 def test_python(page: Path) -> None:
     """The Python blocks of a page run one after the other; those that cannot, say why, and can be compiled."""
     for block in blocks(page, "python"):
@@ -70,7 +64,7 @@ def test_links(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\(<?([^)\s>]+)>?\)", text):
         target, anchor = target_of(page, link)
-        if target is None or target in UNWRITTEN:
+        if target is None:
             continue
         assert target.exists(), link
         if anchor:
