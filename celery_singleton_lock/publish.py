@@ -28,7 +28,7 @@ from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.decision import policy_of
-from celery_singleton_lock.worker.line import publish_next
+from celery_singleton_lock.worker.dispatch import publish_next
 from celery_singleton_lock.worker.noting import note_failure
 
 

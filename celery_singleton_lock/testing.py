@@ -22,7 +22,7 @@ from celery_singleton_lock.context import ProcessContext, context_of, replace_co
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.task import SingletonMixin
-from celery_singleton_lock.worker.line import publish_next
+from celery_singleton_lock.worker.dispatch import publish_next
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
 

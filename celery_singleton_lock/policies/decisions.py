@@ -50,7 +50,8 @@ class Enqueue:
 
     Arguments:
         room: how many messages may wait, this one included.
-        replace: whether this message takes the place of all that wait, which then end as skipped.
+        replace: whether this message takes the place of one that waits and gives way, which then ends as skipped.
+        gives_way: whether a later message with `replace` may take its place; one with `replace` gives way, too.
         stop: whether a holder is asked to stop; a message that has the lock and has not started ends as skipped.
         within: seconds after which the policy is asked again at the latest; it may be asked earlier.
         terminate: whether a holder that was asked to stop is terminated, where its pool can do that.
@@ -61,6 +62,7 @@ class Enqueue:
     stop: bool = False
     within: float = math.inf
     terminate: bool = False
+    gives_way: bool = False
 
 
 @dataclass(frozen=True)

@@ -48,4 +48,4 @@ class Replace(Policy):
         # A message that has lost its place is no newcomer: it takes no other's place when it joins again.
         is_newcomer = not duplicate.has_waited
         within = min(left, of_grace + _MARGIN) if of_grace > 0 else left
-        return Enqueue(1, is_newcomer, stop=True, within=within, terminate=is_over)
+        return Enqueue(1, is_newcomer, stop=True, within=within, terminate=is_over, gives_way=True)

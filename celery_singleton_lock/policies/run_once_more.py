@@ -42,4 +42,5 @@ class RunOnceMore(Policy):
         if others and (self.keep == "first" or duplicate.has_waited):
             return SkipRun(pending=duplicate.head)
         # A message that has lost its place is no newcomer: it takes no other's place when it joins again.
-        return Enqueue(1, replace=self.keep == "latest" and not duplicate.has_waited)
+        is_latest = self.keep == "latest"
+        return Enqueue(1, replace=is_latest and not duplicate.has_waited, gives_way=is_latest)

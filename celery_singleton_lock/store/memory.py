@@ -102,12 +102,25 @@ class MemoryStore(Records):
         holder = self._holder(record) or Holder(task_id, state="queued")
         quiet, is_waiting = line.quiet if place.quiet else 0.0, place.ticket in line.waiting
         waiting, ahead = len(line.waiting), line.ahead(place.ticket)
-        return AcquireResult(AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead)
+        message = "" if record or (wanted.queued and wanted.token != LINE_TOKEN) else self._call(wanted, place, line)
+        return AcquireResult(
+            AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead, message
+        )
+
+    def _call(self, wanted: LeaseRequest, place: Place, line: Line) -> str:
+        """Name the first in its turn whom nobody has named, as `acquire_call.lua` does."""
+        free = self._free_slots(wanted.slot_lock(0), wanted.limit) if wanted.limit else 1
+        ticket, message = line.call(place.ticket, free, wanted.ttl)
+        if ticket and not wanted.limit:
+            until, task_id = self._clock() + wanted.ttl, line.waiting[ticket].task_id
+            reserved = Record(LINE_TOKEN, until, self._clock(), task_id, state="queued", named=True, line=True)
+            self._records[wanted.slot_lock(0)] = reserved
+        return message
 
     def _refused(self, wanted: LeaseRequest, status: AcquireStatus) -> AcquireResult:
         """Answer a message for which another one stands, naming the one that waits."""
         line = self._line(wanted)
-        first = next(iter(line.waiting.values()), None) if status is AcquireStatus.SUPERSEDED else None
+        first = line.waiting.get(line.newest) if status is AcquireStatus.SUPERSEDED else None
         return AcquireResult(status, head=first.task_id if first else "")
 
     def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, head: str, record: Record | None) -> bool:
@@ -134,6 +147,13 @@ class MemoryStore(Records):
             if wanted.limit:
                 return line.next_turn(self._free_slots(wanted.slot_lock(0), wanted.limit), wanted.ttl)
             return self._name_next(line, wanted.lock, wanted.ttl) if is_turn else ""
+
+    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
+        with self._mutex:
+            record = self._find(wanted.lock)
+            is_first = self._line(wanted).give_back(ticket, message)
+            if record and record.token == LINE_TOKEN and is_first:
+                del self._records[wanted.lock]
 
     def _name_next(self, line: Line, lock: str, ttl: float) -> str:
         """Reserve a lock for the head of the line and return its message, or delete it."""

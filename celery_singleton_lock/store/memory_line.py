@@ -15,6 +15,10 @@ class _Waiting:
     due: float
     message: str
 
+    def has_lapsed(self, time: float) -> bool:
+        """Tell whether it has lost its place: it keeps that while its text is here."""
+        return not self.message and self.due < time
+
 
 @dataclass
 class Line:
@@ -28,6 +32,7 @@ class Line:
     expires: float = 0.0
     quiet_until: float = 0.0
     quiet_latest: float = 0.0  # which `quiet_until` does not exceed
+    newest: str = ""  # ticket of the message whose place others take
 
     def refused(self, place: Place) -> AcquireStatus | None:
         """Tell whether this copy is dropped, whatever the state of the lock."""
@@ -37,13 +42,13 @@ class Line:
         return AcquireStatus.SUPERSEDED if by == "superseded" else AcquireStatus.DROPPED
 
     def head(self, ticket: str = "", replace: bool = False) -> str:
-        """Return the ticket of the first in line, after those that are late, or replaced by this ticket, are removed."""
+        """Return the ticket of the first in line, after one that this ticket replaces, and those without a place, are removed."""
+        if replace and self.newest in self.waiting and self.newest != ticket:
+            self.use(self.newest, "superseded")
         for other, one in list(self.waiting.items()):
-            if other == ticket or not (replace or one.due < self.clock()):
+            if other == ticket or not one.has_lapsed(self.clock()):
                 return other
-            if replace:
-                self.use(other, "superseded")
-            self.waiting.pop(other, None)
+            del self.waiting[other]
         return ""
 
     def disturb(self, place: Place, head: str) -> None:
@@ -69,11 +74,23 @@ class Line:
         for other, one in list(self.waiting.items()):
             if other == ticket or rank >= free:
                 break
-            if one.due < self.clock():
+            if one.has_lapsed(self.clock()):
                 del self.waiting[other]
             else:
                 rank += 1
         return rank < free
+
+    def call(self, ticket: str, free: int, ttl: float) -> tuple[str, str]:
+        """Return the first in its turn, but for this ticket, who was not named, and its message; "" if there is none."""
+        first = list(self.waiting.items())[: max(0, free)] if not self.quiet else []
+        named = next((other for other, one in first if one.message and other != ticket), "")
+        return named, self.take_message(named, ttl) if named else ""
+
+    def give_back(self, ticket: str, message: str) -> bool:
+        """Keep the text of a message that could not be published; return whether it is the first in line."""
+        if ticket in self.waiting:
+            self.waiting[ticket].message = self.waiting[ticket].message or message
+        return next(iter(self.waiting), "") == ticket
 
     def next_turn(self, free: int, ttl: float) -> str:
         """Return the message of the first in line whose turn it is and who was not named."""
@@ -106,6 +123,8 @@ class Line:
         due = self.clock() + place.due
         self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
         self.expires = due + COPY_TTL
+        if place.gives_way or place.replace:
+            self.newest = place.ticket
         return True
 
     def start(self, wanted: LeaseRequest, place: Place) -> bool:

@@ -35,14 +35,15 @@ class Place(NamedTuple):
         ticket: of its message; empty if the message has not waited.
         copy: number of this copy of the message, which grows from copy to copy.
         room: how many may wait, this message included, if it is to join; 0 if it is not.
-        replace: whether it takes the place of all that wait.
+        replace: whether it takes the place of the message that waits and gives way, if there is one.
         next_copy: number of the copy that was published with a delay.
-        due: seconds until when that copy comes at the latest; after that the place is lost.
-        message: what starts the message at once; empty if only the copy can.
+        due: seconds until when that copy comes at the latest; after that the place of a message without a text is lost.
+        message: what starts the message at once, its text; empty if only the copy can.
         quiet: seconds without a newcomer after which the head of the line may start; 0: at once.
         max_quiet: seconds after the first newcomer after which it may start in any case.
         stop: whether it is to replace the holder: when it joins, a running holder is asked to stop, and a reservation ends. A
             message that was replaced itself is not granted the lock.
+        gives_way: whether a later message with `replace` takes its place.
     """
 
     ticket: str = ""
@@ -55,6 +56,7 @@ class Place(NamedTuple):
     quiet: float = 0.0
     max_quiet: float = 0.0
     stop: bool = False
+    gives_way: bool = False
 
 
 @dataclass(slots=True)
@@ -214,6 +216,7 @@ class AcquireResult:
     quiet: float = 0.0  # seconds for which the head is not started, as newcomers have come
     asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
     ahead: int = 0  # how many of those that wait are before this message
+    message: str = ""  # to be published: of another one, whose turn it is for a TTL, as the lock is free
 
 
 class Released(NamedTuple):
@@ -281,6 +284,9 @@ class LockStore(Protocol):
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         """Take a message out of the line, and have its copies dropped; return the next one, as `release`, if it was its turn."""
+
+    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
+        """Give back the turn of a message that could not be published: the line keeps this text of it, and the lock is free."""
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         """Return who holds this lock, or None.

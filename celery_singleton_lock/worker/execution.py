@@ -26,8 +26,9 @@ from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, L
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
+from celery_singleton_lock.worker.dispatch import task_id_of
 from celery_singleton_lock.worker.join import join
-from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy, task_id_of
+from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
 from celery_singleton_lock.worker.noting import note_acquire, note_end
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release

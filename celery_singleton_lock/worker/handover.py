@@ -17,16 +17,14 @@ from celery.worker import state as worker_state
 from kombu.message import Message
 from kombu.messaging import Producer
 from kombu.serialization import dumps
-from kombu.utils import json
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
-from celery_singleton_lock.worker.line import HAND_OVER, publish
+from celery_singleton_lock.worker.dispatch import HAND_OVER, LineMessage, publish
 
-_json: Any = json  # untyped in Kombu
-_dumps: Any = dumps
+_dumps: Any = dumps  # untyped in Kombu
 #: Longest message, in bytes, that is handed over. Others are published. A datagram may not be much longer on Linux.
 MAX_MESSAGE = 64 * 1024
 #: Seconds after which a thread publishes what the event loop has not received.
@@ -132,7 +130,7 @@ def _is_busy() -> bool:
 
 def _message_of(text: str, consumer: Any) -> tuple[Message, str]:
     """Return a message as a broker would deliver it, and the name of its queue."""
-    body, queue, options = _json.loads(text)
+    body, queue, options = LineMessage.of(text)[:3]
     if "content_type" in options:
         content_type, encoding, data = options["content_type"], options["content_encoding"], b64decode(body)
     else:

@@ -13,17 +13,16 @@ import math
 import os
 import random
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from celery.exceptions import Ignore, Reject
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps
-from kombu.utils import json
 
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
@@ -41,6 +40,7 @@ from celery_singleton_lock.store.protocol import (
 )
 from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
+from celery_singleton_lock.worker.dispatch import LineMessage, publish_next
 from celery_singleton_lock.worker.noting import note_failure
 from celery_singleton_lock.worker.replaced import terminate
 from celery_singleton_lock.worker.republish import (
@@ -51,14 +51,8 @@ from celery_singleton_lock.worker.republish import (
     signature_of,
 )
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.worker.handover import HandOver
+_dumps: Any = dumps  # untyped in Kombu
 
-_json: Any = json  # untyped in Kombu
-_dumps: Any = dumps
-
-#: Attribute of an app: its `HandOver`, which processes of a pool inherit.
-HAND_OVER = "_celery_singleton_lock_handover"
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0
 #: By how much later, in seconds, for each message that waits before it. So the copies of a long line do not fill the queue.
@@ -108,7 +102,8 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         terminate(task, request, wanted, result.holder)
     message = _text(task, request, wanted, _started_by(task, request, state))
     place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
-    return place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
+    place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
+    return place._replace(gives_way=decision.gives_way)
 
 
 def _send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
@@ -146,7 +141,7 @@ def handle_copy(
     try:  # the user's functions may raise, and the parameters may have changed
         wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
         wanted.place = place_of(task, request, config.options.on_duplicate)
-        result = store.acquire(wanted)
+        result = _acquire(task, store, wanted)
         counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED) and not _runs(request, result)
         if counts and _seconds_left(state.expires) <= 0:
             state = state._replace(ticket="")  # the worker that receives the message stores REVOKED
@@ -156,7 +151,7 @@ def handle_copy(
             _, decision = decide(task, request, policy, result)
             if isinstance(decision, Enqueue):
                 wanted.place = publish_copy(task, request, wanted, decision, result)
-                result = store.acquire(wanted)
+                result = _acquire(task, store, wanted)
     except StoreError as error:
         log = about(task, request.id, wanted.lock)
         context_of(task.app).outages.log(log, "could not ask for its place in line: %s", error)
@@ -172,6 +167,13 @@ def handle_copy(
         if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
             raise Ignore("waits in line, or has started")
     _publish_message(task, request, wanted, store, state)
+
+
+def _acquire(task: Any, store: LockStore, wanted: LeaseRequest) -> AcquireResult:
+    """Return the store's answer; publish the message that it names, if it names one."""
+    result = store.acquire(wanted)
+    publish_next(task.app, result.message)
+    return result
 
 
 def _ask_again(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
@@ -240,36 +242,6 @@ def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> Non
     publish_next(task.app, store.leave(wanted, ticket))
 
 
-def publish_next(app: Any, message: str) -> None:
-    """Publish the message of the next in line, if there is one, or hand it over to this worker's main process.
-
-    Arguments:
-        message: what the store has named.
-    """
-    channel: HandOver | None = app.__dict__.get(HAND_OVER)
-    if message and not (channel and channel.offer(message)):
-        publish(app, message)
-
-
-def publish(app: Any, message: str) -> None:
-    """Publish a message of the line, as the store has named it. If that fails, a delayed copy starts it later."""
-    body, queue, options = _json.loads(message)
-    try:
-        declare = [app.amqp.queues[queue]] if queue else None
-        if "content_type" in options:
-            body = b64decode(body)
-        with app.producer_or_acquire() as producer:
-            producer.publish(body, declare=declare, **options)
-    except Exception as error:  # of the broker, say, or a queue that this app does not know
-        headers = options["headers"]
-        about(headers["task"], headers["id"]).warning("could not be published in its turn: %r", error)
-
-
-def task_id_of(message: str) -> str:
-    """Return the task id of a message of the line; "" if there is none."""
-    return str(_json.loads(message)[2]["headers"]["id"]) if message else ""
-
-
 class _Recorder:
     """A producer that publishes nothing, and notes what it was to publish."""
 
@@ -300,7 +272,8 @@ def _text(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> str:
         options.pop("expiration", None)  # counts from the publish; workers look at the header `expires`
         if options["serializer"] != "json":
             body = _as_bytes(body, options)
-        text: str = _json.dumps((body, getattr(declared[0], "name", None), options))
+        queue = getattr(declared[0], "name", None)
+        text = LineMessage(body, queue, options, wanted.base, wanted.digest, wanted.limit, wanted.ttl).text
     except Exception as failure:  # such as a header that JSON cannot express, or an error of a receiver of signals
         log.warning("waits in line, and only a delayed copy can start it: %r", failure)
         return ""

@@ -21,6 +21,7 @@ from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.delivery import delivery_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues
+from celery_singleton_lock.worker.dispatch import publish_next
 from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.line import leave
 from celery_singleton_lock.worker.noting import note_failure
@@ -43,6 +44,7 @@ def handle_duplicate(
         TooManyStarts: tasks with this lock key were started too often.
         Ignore, Retry, Reject: the end of this delivery, as Celery's tracer expects it.
     """
+    publish_next(task.app, result.message)
     holder = result.holder or Holder()
     error = DuplicateTask(wanted.lock, holder)  # its text says who holds the lock
     if result.status is AcquireStatus.TOO_MANY_STARTS:

@@ -18,7 +18,7 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept
-from celery_singleton_lock.worker.line import publish_next
+from celery_singleton_lock.worker.dispatch import publish_next
 from celery_singleton_lock.worker.noting import note_failure
 
 #: Attribute of a request: its `Execution`. It is there from before the lock is acquired.

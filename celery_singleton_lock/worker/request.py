@@ -21,7 +21,8 @@ from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.delivery import PROPERTY, mapping_of, new_token
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
-from celery_singleton_lock.worker.line import leave_line, publish_next
+from celery_singleton_lock.worker.dispatch import publish_next
+from celery_singleton_lock.worker.line import leave_line
 from celery_singleton_lock.worker.postpone import stored_state
 from celery_singleton_lock.worker.republish import retry_state_of
 from celery_singleton_lock.worker.supervisor import Supervisor

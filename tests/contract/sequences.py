@@ -88,7 +88,7 @@ MAX_STARTS = (MaxStarts(1, WINDOW), MaxStarts(2, WINDOW), MaxStarts(2, WINDOW, "
 #: Methods of `Player`, as often as they are to come.
 VERBS = (
     *("start", "start", "turn", "turn", "turn", "join", "join", "join", "copy", "copy", "join_copy", "reserve"),
-    *("release", "release", "release", "release", "keep", "cancel", "free", "outcome", "leave"),
+    *("release", "release", "release", "release", "keep", "cancel", "free", "outcome", "leave", "give_back"),
     *("begun", "renew", "supervise", "reacquire", "revoke", "holder", "wait", "wait", "lose"),
 )
 
@@ -184,7 +184,14 @@ class Player:
         line = self._setup.line
         room, takes_place = 2 if line == "wait" else 1, line in ("latest", "replace") and step.choice % 3 > 0
         text = f"message {step.ticket}" if step.choice else ""
-        more = {"room": room, "replace": takes_place, "next_copy": copy + 1, "due": DUE, "message": text}
+        more = {
+            "gives_way": takes_place or step.choice == 3,
+            "room": room,
+            "replace": takes_place,
+            "next_copy": copy + 1,
+            "due": DUE,
+            "message": text,
+        }
         return self._place(step.ticket, copy, **more)
 
     def _acquire(self, wanted: LeaseRequest) -> AcquireResult:
@@ -248,6 +255,10 @@ class Player:
 
     def _begun(self, step: Step) -> bool:
         return self._store.has_begun(self._delivery(step, None))
+
+    def _give_back(self, step: Step) -> None:
+        text = f"message {step.ticket} again"
+        self._store.give_back(self._request(step, LINE_TOKEN, None, queued=True), step.ticket, text)
 
     def _lease(self, step: Step) -> LeaseRequest:
         return self._leases.get(step.token) or self._delivery(step, None)

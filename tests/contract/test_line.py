@@ -49,11 +49,17 @@ class Deliveries:
         return self.acquire(name, f"ticket {name}", copy, token=LINE_TOKEN, queued=True)[1]
 
     def join(
-        self, name: str, copy: float = 0.0, room: int = 9, replace: bool = False, text: str = "?"
+        self,
+        name: str,
+        copy: float = 0.0,
+        room: int = 9,
+        replace: bool = False,
+        text: str = "?",
+        gives_way: bool = True,
     ) -> AcquireResult:
         """Let a message wait; its ticket is its name, and its text what starts it."""
         text = f"message {name}" if text == "?" else text
-        place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text)
+        place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text, gives_way=gives_way)
         return self.store.acquire(self.request(name, place))
 
     def held(self, name: str = "holder") -> LeaseRequest:
@@ -209,13 +215,14 @@ def test_head_that_does_not_start_in_its_turn(backing: Backing, deliveries: Deli
 
 
 def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: Deliveries) -> None:
-    """It starts if no body holds the lock, also in the turn of another one, which is the next. Copies wait for their turn."""
+    """It starts if no body holds the lock, also in the turn of another one, which is the next, and which a copy has named."""
     holder = deliveries.held()
     for name in "abc":
         deliveries.join(name)
     assert "message a" == deliveries.store.release(holder, success=True).message
     backing.wait(21)
-    assert [HELD, GRANTED] == [deliveries.copy(name, 1.5).status for name in "cb"]
+    copies = [deliveries.copy(name, 1.5) for name in "cb"]
+    assert [(HELD, "message b"), (HELD, "")] == [(copy.status, copy.message) for copy in copies]
     first, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
     assert HELD is deliveries.acquire("b", "ticket b", 2.0)[1].status
@@ -487,3 +494,70 @@ def test_nothing_is_left(backing: Backing, deliveries: Deliveries, base: str) ->
     kept = [name for name in backing.keys() if ":fence" not in name]  # noqa: SIM118
     assert all(backing.lives(name) <= 3600 for name in kept)
     assert not any(":line:" in name or ":waiting:" in name for name in kept)
+
+
+def test_message_that_gives_way_to_nobody(deliveries: Deliveries) -> None:
+    """A newcomer that takes a place takes that of a message that gives way, and no other; it waits behind the rest."""
+    holder = deliveries.held()
+    deliveries.join("a", gives_way=False)
+    deliveries.join("b", room=1, replace=True)
+    deliveries.join("c", gives_way=False)
+    latest = deliveries.join("d", room=1, replace=True)
+    assert (3, 2, True) == (latest.waiting, latest.ahead, latest.is_waiting)
+    superseded = deliveries.copy("b", 1.5)
+    assert (SUPERSEDED, "d") == (superseded.status, superseded.head)
+    ran = []
+    for name in "acd":
+        ran.append(deliveries.store.release(holder, success=True).message)
+        holder, _ = deliveries.acquire(name, f"ticket {name}", 0.5)
+    assert ["message a", "message c", "message d"] == ran
+    assert deliveries.store.release(holder, success=True) == Released()
+
+
+@pytest.mark.parametrize("who", ["newcomer", "copy", "joining"])
+def test_free_lock_and_messages_that_wait(backing: Backing, deliveries: Deliveries, who: str) -> None:
+    """Whoever finds the lock free, as its holder has died, is told the message of the first in line, once."""
+    deliveries.held()
+    for name in "abc":
+        deliveries.join(name)
+    backing.wait(200)  # no copy has come: they have their places all the same
+    ask = {
+        "newcomer": lambda: deliveries.acquire("n")[1],
+        "copy": lambda: deliveries.copy("b", 1.5),
+        "joining": lambda: deliveries.join("n"),
+    }[who]
+    first, second = ask(), ask()
+    assert [(HELD, "message a"), (HELD, "")] == [(one.status, one.message) for one in (first, second)]
+    assert (HELD, "") == ((again := deliveries.copy("a", 1.5)).status, again.message)
+    started, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert result.status is GRANTED
+    assert "message b" == deliveries.store.release(started, success=True).message
+
+
+def test_publisher_that_finds_the_lock_free(backing: Backing, deliveries: Deliveries) -> None:
+    """A publisher that wants a reservation is told no message: it publishes its own alone."""
+    deliveries.held()
+    deliveries.join("a")
+    backing.wait(21)
+    _, result = deliveries.acquire("n", token=queued_token("n"), queued=True)
+    assert (HELD, "") == (result.status, result.message)
+    assert "message a" == deliveries.acquire("n")[1].message
+
+
+def test_turn_that_is_given_back(deliveries: Deliveries) -> None:
+    """A message that could not be published has its turn again at once, with its new text, by its copy or by anybody."""
+    holder = deliveries.held()
+    for name in "ab":
+        deliveries.join(name)
+    for number in range(2):
+        named = deliveries.store.release(holder, success=True).message or deliveries.acquire("n")[1].message
+        assert (f"again {number - 1}" if number else "message a") == named
+        deliveries.store.give_back(holder, "ticket a", f"again {number}")
+        assert deliveries.store.holder(holder.lock) is None
+    assert GRANTED is deliveries.copy("a", 1.5).status
+    deliveries.store.give_back(holder, "ticket a", "by its copy")
+    assert (HELD, "by its copy") == ((other := deliveries.copy("b", 1.5)).status, other.message)
+    started, result = deliveries.acquire("a", "ticket a", 2.0)
+    assert result.status is GRANTED
+    deliveries.store.give_back(holder, "ticket a", "later")
+    assert "message b" == deliveries.store.release(started, success=True).message

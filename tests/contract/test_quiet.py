@@ -30,7 +30,7 @@ class Calls:
     def join(self, name: str, **place: object) -> AcquireResult:
         """Deliver a message, and let it wait."""
         assert self.newcomer(name).status is HELD
-        more = {"room": 1, "next_copy": 1.5, "due": 60.0, "message": f"message {name}", **place}
+        more = {"room": 1, "next_copy": 1.5, "due": 60.0, "message": f"message {name}", "gives_way": True, **place}
         return self.store.acquire(self.request(name, f"ticket {name}", **more))
 
     def copy(self, name: str) -> AcquireResult:

@@ -58,6 +58,7 @@ CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
     "release_queued": lambda store, lease_request: store.release(replace(lease_request, limit=3, queued=True), None),
     "leave": lambda store, lease_request: store.leave(lease_request, "ticket"),
     "leave_slots": lambda store, lease_request: store.leave(replace(lease_request, limit=3), "ticket"),
+    "give_back": lambda store, lease_request: store.give_back(lease_request, "ticket", "message"),
     "has_begun": lambda store, lease_request: store.has_begun(lease_request),
     "keep_continued": lambda store, lease_request: store.keep_continued(lease_request),
     "record_outcome": lambda store, lease_request: store.record_outcome(lease_request, success=True),

@@ -47,7 +47,7 @@ class Deliveries:
 
     def join(self, name: str, copy: float = 0.0, token: str = "") -> AcquireResult:
         """Let a message wait; its ticket is its name."""
-        place = Place(f"ticket {name}", copy, 1, True, copy + 1.5, 40.0, f"message {name}", stop=True)
+        place = Place(f"ticket {name}", copy, 1, True, copy + 1.5, 40.0, f"message {name}", stop=True, gives_way=True)
         return self.store.acquire(self.request(name, place, token=token, queued=token == LINE_TOKEN))
 
     def reserve(self, name: str, ttl: float = 100.0) -> LeaseRequest:

@@ -25,6 +25,7 @@ from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
+    give_back_call,
     leave_call,
     reacquire_call,
     release_call,
@@ -296,9 +297,11 @@ class Commands(threading.Thread):
         call.new = call.new or (command == "HSET" and "token" in words)
         if verb == "renew" and command == "PEXPIRE":
             self._lock = key
+        elif verb == "acquire" and command == "HSET" and "token" in words:
+            call.token = words[words.index("token") + 1]  # of another message, if the call names one
         elif verb in ("acquire", "reacquire") and command == "PEXPIRE":
             self._lapse()
-            self._did(at, call, args[0], key, "take", ttl)
+            self._did(at, call, call.token or args[0], key, "take", ttl)
         elif verb == "acquire" and command == "DEL":
             self._did(at, call, call.replaced or f"{RESERVED}{args[2]}", key, "free")
         elif verb == "release" and command == "HSET" and "token" in words:
@@ -308,7 +311,7 @@ class Commands(threading.Thread):
             self._did(at, call, call.token, key, "take", ttl)
         elif verb == "release" and command == "DEL":
             self._did(at, call, args[0], key, "free")
-        elif verb == "leave" and command != "HSET":
+        elif verb in ("leave", "give_back") and command != "HSET":
             self._did(at, call, f"{RESERVED}line", key, "renew" if command == "PEXPIRE" else "free", ttl)
         elif verb == "revoke" and command == "DEL":  # by an operator, from any holder
             self.ledger.note("store", at, verb=verb, run="", key=key, does=["unlock"])
@@ -383,6 +386,7 @@ def scripts() -> dict[str, Script]:
             ],
             "renew": [renewal_call([request])],
             "leave": [leave_call(request, "")],
+            "give_back": [give_back_call(request, "", "")],
         }
         found.update({one.digest: _script(verb, request, one) for verb, some in calls.items() for one in some})
     for slots, starts, history in product(("", "slots"), ("", "starts"), (None, 9)):

@@ -46,7 +46,8 @@ def canonical(world: World) -> Any:
         for position, (ticket, one) in enumerate(line.waiting.items()):
             late = max(0.0, one.due - now + 1)
             text = (float(one.message.split()[2]),) if one.message else ()
-            facts[one.task_id][ticket].append((("line", position, late), (one.copy, *text)))
+            is_newest = ticket == line.newest
+            facts[one.task_id][ticket].append((("line", position, late, is_newest), (one.copy, *text)))
     faults = (world.twice, world.deaths, world.dead_children, world.losses, world.purged, world.delays, world.stops)
     return (
         faults,

@@ -39,7 +39,7 @@ BASE, DIGEST = "model:{task}", "digest"
 LOCK = f"{BASE}:lock:{DIGEST}"
 
 #: The rest of a step, which follows it at once: see `World._eager`.
-EAGER = ("acquire", "publish copy", "publish message", "publish next", "acknowledge")
+EAGER = ("acquire", "publish named", "publish copy", "publish message", "publish next", "acknowledge")
 
 Step = tuple[str, int]
 
@@ -65,6 +65,8 @@ class Delivery(NamedTuple):
     wish: Enqueue | None = None  # to join the line
     following: Message | None = None  # to be published
     slot: int = 0  # that it was granted
+    before: str = ""  # what it was to do next
+    answer: AcquireResult | None = None  # of the store, which has named another message
     old: bool = False  # its body ran when the store lost its data
 
     @property
@@ -151,7 +153,7 @@ class World:
         store._used = {key: dict(used) for key, used in self.store._used.items()}
         for key, line in self.store._lines.items():
             waiting = {ticket: copy_of(one) for ticket, one in line.waiting.items()}
-            store._lines[key] = Line(clock, store._used[BASE], waiting, line.expires)
+            store._lines[key] = Line(clock, store._used[BASE], waiting, line.expires, newest=line.newest)
         return other
 
     # -- steps -----------------------------------------------------------------------------------
@@ -300,6 +302,20 @@ class World:
     def _acquire(self, place: int) -> None:
         delivery = self.deliveries[place]
         result = self.store.acquire(self._request(delivery, delivery.place))
+        if result.message:
+            self._set(delivery, answer=result, before=delivery.next, next="publish named")
+        else:
+            self._answered(delivery, result)
+
+    def _publish_named(self, place: int) -> None:
+        delivery = self.deliveries[place]
+        result = delivery.answer
+        assert result
+        self._publish(message_of(result.message))
+        self._set(delivery, answer=None, next=delivery.before)
+        self._answered(delivery._replace(answer=None, next=delivery.before), result)
+
+    def _answered(self, delivery: Delivery, result: AcquireResult) -> None:
         if delivery.message.is_copy:
             self._copy_acquired(delivery, result)
         else:
@@ -403,6 +419,7 @@ class World:
         text = f"{message.id} {ticket} {message.copy + 0.5}"
         due = COPY_DELAY + TTL
         joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
+        joining = joining._replace(gives_way=wish.gives_way)
         self._set(delivery, next="join", place=joining, wish=None)
 
     def _publish_message(self, place: int) -> None:
@@ -421,8 +438,7 @@ class World:
     def _release_to(self, delivery: Delivery, text: str) -> None:
         """Let a delivery publish the message of the next in line, if there is one, and end."""
         if text:
-            name, ticket, number = text.split()
-            self._set(delivery, next="publish next", following=Message(name, 0.0, ticket, float(number)))
+            self._set(delivery, next="publish next", following=message_of(text))
         else:
             self._finish(delivery)
 
@@ -475,6 +491,12 @@ class World:
                 wanted = self._request(delivery, None)
                 if self.store.renew([wanted]) == [RenewResult.MISSING]:
                     self.store.reacquire(wanted, 1)
+
+
+def message_of(text: str) -> Message:
+    """Return the message that a text of the line stands for."""
+    name, ticket, number = text.split()
+    return Message(name, 0.0, ticket, float(number))
 
 
 def copy_of(one: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -15,8 +14,9 @@ import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
 
+from celery_singleton_lock.worker.dispatch import HAND_OVER, LineMessage, publish_next
 from celery_singleton_lock.worker.handover import MAX_MESSAGE, HandOver
-from celery_singleton_lock.worker.line import HAND_OVER, publish_next
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.servers import until
 
 #: A queue for each test: what one leaves on its way is published after its end.
@@ -30,9 +30,10 @@ def queue() -> str:
 
 def text_of(queue: str, number: int, size: int = 0, task: str = "x") -> str:
     """Return a message as the line keeps it."""
-    headers = {"task": task, "id": f"id-{number}", "more": "x" * size}
+    state = RetryState(ticket=f"ticket-{number}", copy=0.5)._asdict()
+    headers = {"task": task, "id": f"id-{number}", "more": "x" * size, RETRY_STATE_HEADER: state}
     options = {"exchange": "", "routing_key": queue, "headers": headers, "serializer": "json", "correlation_id": "c"}
-    return json.dumps([[[number], {}, {}], None, options])
+    return LineMessage([[number], {}, {}], None, options, "base:{x}", "digest", 0, 30.0).text
 
 
 @pytest.fixture
@@ -150,7 +151,6 @@ def test_close(task: Any, queue: str, way: HandOver, hub: Hub, queued: Callable[
 
 def test_queue_that_this_app_does_not_know(task: Any, queue: str, caplog: pytest.LogCaptureFixture) -> None:
     """An error of the publication is logged with the message's task id, and does not reach the task that has ended."""
-    body, _, options = json.loads(text_of(queue, 1))
     task.app.conf.task_create_missing_queues = False
-    publish_next(task.app, json.dumps([body, "unknown", options]))
-    assert "Task x[id-1] could not be published in its turn: " in caplog.text
+    publish_next(task.app, LineMessage.of(text_of(queue, 1))._replace(queue="unknown").text)
+    assert "Task x[id-1] could not be published in its turn" in caplog.text

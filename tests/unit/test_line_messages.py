@@ -13,7 +13,9 @@ from kombu.serialization import registry
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.testing import locked
+from celery_singleton_lock.worker import dispatch
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from tests.servers import until
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
 
@@ -149,3 +151,37 @@ def test_receivers_see_each_message_once(singleton: Singleton, take: Callable[[]
     finally:
         before_task_publish.disconnect(add)
     assert (2, "id-1", 2) == (len(seen), seen[1], message.headers["trace"])
+
+
+def test_publication_that_fails(
+    singleton: Singleton, app: Celery, take: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message that could not be published gives its turn back at once, and is published as soon as that is possible, once."""
+    monkeypatch.setattr(dispatch, "FIRST_RETRY", 0.01)
+    monkeypatch.setattr(dispatch, "LONGEST_RETRY", 0.01)
+    send, is_away, tries = dispatch._send, [True], []
+
+    def fail(app: Celery, message: dispatch.LineMessage) -> None:
+        tries.append(message.place.copy)
+        if is_away or len(tries) < 3:
+            raise OSError("the broker is away")
+        send(app, message)
+
+    monkeypatch.setattr(dispatch, "_send", fail)
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    with locked(task):
+        deliver(task)
+        take()
+    assert task.lock_holder() is None
+    until(lambda: len(tries) > 3, "it is tried again")
+    is_away.clear()
+    (message,) = until(take, "it is published")
+    assert "id-1" == message.headers["id"]
+    assert len(set(tries)) == len(tries)  # each has a number of its own, so that only one of them runs
+    assert task.lock_holder().task_id == "id-1"
+    state = message.headers[RETRY_STATE_HEADER]
+    assert deliver(task, headers={RETRY_STATE_HEADER: state}).info is None  # it runs
+    assert "IGNORED" == deliver(task, headers={RETRY_STATE_HEADER: {**state, "copy": tries[0]}}).info.state

@@ -60,8 +60,11 @@ def test_wait() -> None:
 def test_run_once_more(keep: str) -> None:
     """One message waits; a message that waits goes on, and takes no newer one's place; a task's own retry is postponed."""
     policy = RunOnceMore(keep)
-    assert Enqueue(1, replace=keep == "latest") == policy.decide(Duplicate(HOLDER))
-    assert Enqueue(1) == policy.decide(Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True))
+    is_latest = keep == "latest"
+    assert Enqueue(1, replace=is_latest, gives_way=is_latest) == policy.decide(Duplicate(HOLDER))
+    assert Enqueue(1, gives_way=is_latest) == policy.decide(
+        Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True)
+    )
     assert isinstance(policy.decide(Duplicate(HOLDER, own_retry=True)), RunLater)
 
 
@@ -78,5 +81,5 @@ def test_others_than_the_pending_one() -> None:
     """Keeping the first, later ones are skipped; keeping the latest, they take its place, but do not win it back."""
     assert SkipRun(pending="first") == RunOnceMore().decide(Duplicate(HOLDER, waiting=1, head="first"))
     latest, other = RunOnceMore("latest"), Duplicate(HOLDER, waiting=1, head="first")
-    assert Enqueue(1, replace=True) == latest.decide(other)
+    assert Enqueue(1, replace=True, gives_way=True) == latest.decide(other)
     assert SkipRun(pending="newer") == latest.decide(Duplicate(HOLDER, waiting=1, head="newer", has_waited=True))

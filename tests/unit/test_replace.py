@@ -66,16 +66,16 @@ def test_who_is_terminated() -> None:
     """Only a body that runs is terminated: not a message that waits, nor a cooldown, nor with an endless time of grace."""
     for state in ("queued", "cooldown"):
         duplicate = Duplicate(Holder("id-1", state=state), asked=20.0)
-        assert Enqueue(1, True, stop=True, within=3600.0) == Replace().decide(duplicate)
+        assert Enqueue(1, True, stop=True, within=3600.0, gives_way=True) == Replace().decide(duplicate)
     endless = Replace(grace=math.inf, max_wait=math.inf).decide(Duplicate(HOLDER, asked=1e6))
-    assert Enqueue(1, True, stop=True) == endless
+    assert Enqueue(1, True, stop=True, gives_way=True) == endless
 
 
 def test_others_in_line() -> None:
     """A newcomer takes the place of a message that waits; one that lost its place does not win it back."""
     assert isinstance(Replace().decide(Duplicate(HOLDER, waiting=1, head="other")), Enqueue)
     goes_on = Duplicate(HOLDER, waiting=1, head="own", is_waiting=True, has_waited=True)
-    assert Enqueue(1, stop=True, within=3600.0) == Replace(grace=math.inf).decide(goes_on)
+    assert Enqueue(1, stop=True, within=3600.0, gives_way=True) == Replace(grace=math.inf).decide(goes_on)
     assert SkipRun(pending="newer") == Replace().decide(Duplicate(HOLDER, waiting=1, head="newer", has_waited=True))
 
 

@@ -8,9 +8,10 @@ do
   local head, fields = redis.call('ZRANGE', line, 0, 0)[1], {}
   while head do
     fields = redis.call('HMGET', waiting, head .. ':due', head .. ':message', head .. ':task', 'quiet_until')
-    if (fields[1] or 0) + 0 >= now then break end
+    if (fields[2] or '') ~= '' or (fields[1] or 0) + 0 >= now then break end
     redis.call('ZREM', line, head)
     redis.call('HDEL', waiting, head .. ':due', head .. ':copy', head .. ':task', head .. ':message')
+    if redis.call('HGET', waiting, 'newest') == head then redis.call('HDEL', waiting, 'newest') end
     head = redis.call('ZRANGE', line, 0, 0)[1]
   end
   if head and fields[2] ~= '' and (fields[4] or 0) + 0 <= now then

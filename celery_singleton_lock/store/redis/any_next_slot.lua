@@ -14,12 +14,13 @@ do
     local one = redis.call('ZRANGE', line, rank, rank)[1]
     if not one then break end
     local fields = redis.call('HMGET', waiting, one .. ':due', one .. ':message')
-    if (fields[1] or 0) + 0 < now then
-      redis.call('ZREM', line, one)
-      redis.call('HDEL', waiting, one .. ':due', one .. ':copy', one .. ':task', one .. ':message')
-    elseif fields[2] ~= '' then
+    if (fields[2] or '') ~= '' then
       message = fields[2]
       redis.call('HSET', waiting, one .. ':due', now + lasts, one .. ':message', '')
+    elseif (fields[1] or 0) + 0 < now then
+      redis.call('ZREM', line, one)
+      redis.call('HDEL', waiting, one .. ':due', one .. ':copy', one .. ':task', one .. ':message')
+      if redis.call('HGET', waiting, 'newest') == one then redis.call('HDEL', waiting, 'newest') end
     else
       rank = rank + 1
     end

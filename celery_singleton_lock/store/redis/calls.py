@@ -8,6 +8,7 @@ from celery_singleton_lock.store.protocol import (
     BEGUN_TTL,
     CONTINUED_TTL,
     COPY_TTL,
+    LINE_TOKEN,
     REVOKED_TTL,
     Kept,
     LeaseRequest,
@@ -129,7 +130,14 @@ def _counted(counted: Mapping[str, int]) -> Part:
 def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     room = "all" if place.replace else str(place.room or "")
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
-    arguments = (*numbers, room, ms(place.due), place.message, ms(COPY_TTL))
+    arguments = (
+        *numbers,
+        room,
+        ms(place.due),
+        place.message,
+        ms(COPY_TTL),
+        "1" if place.gives_way or place.replace else "",
+    )
     parts = [Part("line", line_keys(wanted.base, wanted.digest), arguments)]
     if place.stop:
         parts += [Part("replaced", (replaced_key(wanted.base),)), Part("stop"), Part("asked")]
@@ -138,6 +146,8 @@ def _line_parts(wanted: LeaseRequest, place: Place) -> Sequence[Part]:
     if place.quiet:
         quiet = (ms(place.quiet), ms(place.max_quiet))
         parts += [Part("quiet", (), quiet), Part("ripe"), Part("left")]
+    if not wanted.queued or wanted.token == LINE_TOKEN:  # a publisher publishes nothing but its own message
+        parts.append(Part("call"))
     if not wanted.queued:
         parts += [Part("started"), *([Part("calm")] if place.quiet else [])]
     return parts
@@ -177,6 +187,12 @@ def leave_call(wanted: LeaseRequest, ticket: str) -> ScriptCall:
     keys = (*line_keys(wanted.base, wanted.digest), wanted.lock)
     words = (ticket, ms(COPY_TTL), ms(wanted.ttl), str(wanted.limit))
     return script_call("leave", keys, words, (Part("next_slot"),) if wanted.limit else (_NEXT,))
+
+
+def give_back_call(wanted: LeaseRequest, ticket: str, message: str) -> ScriptCall:
+    """Return the call that gives back the turn of a message."""
+    line, waiting, _ = line_keys(wanted.base, wanted.digest)
+    return script_call("give_back", (line, waiting, wanted.lock), (ticket, message))
 
 
 def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, history: int | None) -> ScriptCall:

@@ -8,6 +8,7 @@ local reserved = redis.call('HMGET', lock, 'token', 'named')
 local is_turn = reserved[1] == 'queued:line' and (not reserved[2] or redis.call('ZRANGE', KEYS[1], 0, 0)[1] == ARGV[1])
 redis.call('ZREM', KEYS[1], ARGV[1])
 redis.call('HDEL', KEYS[2], ARGV[1] .. ':due', ARGV[1] .. ':copy', ARGV[1] .. ':task', ARGV[1] .. ':message')
+if redis.call('HGET', KEYS[2], 'newest') == ARGV[1] then redis.call('HDEL', KEYS[2], 'newest') end
 local time = redis.call('TIME')
 redis.call('ZADD', KEYS[3], time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2], ARGV[1])
 redis.call('PEXPIRE', KEYS[3], ARGV[2])

@@ -26,6 +26,7 @@ from celery_singleton_lock.store.protocol import (
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
+    give_back_call,
     leave_call,
     ms,
     oldest_parts,
@@ -75,12 +76,10 @@ class RedisStore:
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if answer != "held":
             return AcquireResult(AcquireStatus(answer), head=more[0] if more else "")
-        count, head, rank, *times = more[7:] or (0, None, None)
-        quiet, asked, *_ = *(time / 1000 for time in times), 0.0, 0.0
+        count, head, rank, quiet, asked, message = more[7:] or (0, None, None, 0, 0, "")
         ahead = rank - 1 if rank else count
-        return AcquireResult(
-            AcquireStatus.HELD, _holder(more[:7]), 0, 0, count, head or "", bool(rank), quiet, asked, ahead
-        )
+        line = count, head or "", bool(rank), quiet / 1000, asked / 1000, ahead, message
+        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, *line)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         answers = self.run(renewal_call(leases), timeout)
@@ -98,6 +97,9 @@ class RedisStore:
 
     def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
         return str(self.run(leave_call(wanted, ticket), timeout))
+
+    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
+        self.run(give_back_call(wanted, ticket, message))
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         if success:

@@ -1,0 +1,167 @@
+"""Publishes the next message in line. If that fails, gives its turn back, and tries again after a moment."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kombu.utils import json
+
+from celery_singleton_lock.clock import now
+from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.log import TaskLog, about
+from celery_singleton_lock.renewal.loop import BackgroundLoop
+from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireStatus, LeaseRequest, Place
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.worker.handover import HandOver
+
+_json: Any = json  # untyped in Kombu
+
+#: Attribute of an app: its `HandOver`, which processes of a pool inherit.
+HAND_OVER = "_celery_singleton_lock_handover"
+#: Attribute of a `ProcessContext`: its `Retries`.
+_RETRIES = "line_retries"
+#: Seconds until a publication that failed is tried again, and the longest such time, as it doubles.
+FIRST_RETRY, LONGEST_RETRY = 1.0, 16.0
+#: What is added to the number of a message that is published again: the first publication may have arrived all the same.
+_NEXT_NUMBER = 0.001
+
+
+class LineMessage(NamedTuple):
+    """A message of the line, as the store keeps it and a worker publishes it. Its text is JSON."""
+
+    body: Any  # JSON, or Base64 text if the options have a `content_type`
+    queue: str | None  # to be declared
+    options: dict[str, Any]  # of `kombu.Producer.publish`
+    base: str  # of the keys of its lock
+    digest: str
+    limit: int
+    ttl: float
+
+    @classmethod
+    def of(cls, text: str) -> LineMessage:
+        """Return the message of a text."""
+        return cls(*_json.loads(text))
+
+    @property
+    def text(self) -> str:
+        """The message as the store keeps it."""
+        return str(_json.dumps(tuple(self)))
+
+    @property
+    def task_id(self) -> str:
+        """The task id of the message."""
+        return str(self.options["headers"]["id"])
+
+    @property
+    def place(self) -> Place:
+        """Its ticket, and its number among the copies of its message."""
+        state = self.options["headers"][RETRY_STATE_HEADER]
+        return Place(state["ticket"], state["copy"])
+
+    @property
+    def log(self) -> TaskLog:
+        """What logs about it."""
+        headers = self.options["headers"]
+        return about(headers["task"], headers["id"])
+
+    def again(self) -> LineMessage:
+        """Return the message with a number of its own: of two publications, one runs."""
+        state = self.options["headers"][RETRY_STATE_HEADER]
+        headers = {**self.options["headers"], RETRY_STATE_HEADER: {**state, "copy": state["copy"] + _NEXT_NUMBER}}
+        return self._replace(options={**self.options, "headers": headers})
+
+    def request(self) -> LeaseRequest:
+        """Return the request of a delayed copy of the message."""
+        wanted = LeaseRequest(self.base, self.digest, LINE_TOKEN, self.ttl, self.task_id, queued=True, limit=self.limit)
+        wanted.place = self.place
+        return wanted
+
+
+def publish_next(app: Any, text: str) -> None:
+    """Publish the message of the next in line, if there is one, or hand it over to this worker's main process.
+
+    Arguments:
+        text: what the store has named.
+    """
+    channel: HandOver | None = app.__dict__.get(HAND_OVER)
+    if text and not (channel and channel.offer(text)):
+        publish(app, text)
+
+
+def publish(app: Any, text: str) -> None:
+    """Publish a message of the line, as the store has named it. If that fails, give its turn back, and try again soon."""
+    message = LineMessage.of(text)
+    try:
+        _send(app, message)
+    except Exception as error:  # of the broker, say, or a queue that this app does not know
+        message.log.warning("could not be published in its turn, and is tried again soon: %r", error)
+        _retries_of(app).add(message.again())
+
+
+def _send(app: Any, message: LineMessage) -> None:
+    declare = [app.amqp.queues[message.queue]] if message.queue else None
+    body = b64decode(message.body) if "content_type" in message.options else message.body
+    with app.producer_or_acquire() as producer:
+        producer.publish(body, declare=declare, **message.options)
+
+
+def task_id_of(text: str) -> str:
+    """Return the task id of a message of the line; "" if there is none."""
+    return LineMessage.of(text).task_id if text else ""
+
+
+def _retries_of(app: Any) -> Retries:
+    context = context_of(app)
+    found: Retries | None = context.__dict__.get(_RETRIES)
+    return found or context.__dict__.setdefault(_RETRIES, Retries(app, context))
+
+
+class Retries:
+    """Messages whose publication failed in this process. Each is tried again until it is published, or its turn is over.
+
+    Its turn is given back at once, so whatever else starts messages of the line may start it: a copy of any of those that
+    wait, in any worker. So a process that dies delays it, and loses nothing.
+    """
+
+    def __init__(self, app: Any, context: ProcessContext) -> None:
+        self._app = app
+        self._context = context
+        self._waiting: dict[str, tuple[float, float, LineMessage]] = {}  # by ticket: when it is due, the delay, it
+        self._loop = BackgroundLoop(self._look, context.events.loop_failed)
+
+    def add(self, message: LineMessage, delay: float = FIRST_RETRY) -> None:
+        """Give back the turn of a message, and try again after this delay."""
+        request = message.request()
+        try:
+            self._context.store.give_back(request, message.place.ticket, message.text)
+        except StoreError as error:
+            self._context.outages.log(message.log, "could not give its turn back: %s", error)
+        due = now() + delay
+        self._waiting[message.place.ticket] = due, delay, message
+        self._loop.wake(due)
+
+    def _look(self) -> float:
+        """Have those that are due tried again, where logging and publishing are allowed; return when to look again."""
+        for ticket, (due, delay, message) in list(self._waiting.items()):
+            if due <= now():
+                del self._waiting[ticket]
+                self._context.callbacks.call(partial(self._try_again, message, min(2 * delay, LONGEST_RETRY)))
+        return min((due for due, _, _ in list(self._waiting.values())), default=math.inf)
+
+    def _try_again(self, message: LineMessage, delay: float) -> None:
+        """Do as a delayed copy of the message does: publish it if it is its turn."""
+        try:
+            if self._context.store.acquire(message.request()).status is AcquireStatus.GRANTED:
+                _send(self._app, message)
+        except StoreError as error:
+            self._context.outages.log(message.log, "could not ask for its turn: %s", error)
+            self.add(message, delay)
+        except Exception as error:
+            message.log.info("could not be published again: %r", error)
+            self.add(message.again(), delay)

@@ -1,0 +1,79 @@
+"""What the line bears: publications that fail, workers that are busy, and calls with other policies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from celery_singleton_lock import Policy, Replace, RunOnceMore
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.overlap.test_line import BEFORE_A_COPY, HOLDS, assert_one_at_a_time, enqueue, order
+from tests.servers import until
+
+pytestmark = pytest.mark.long
+
+StartWorker = Callable[..., LocalWorkerNode]
+
+
+def test_publication_that_fails(env: WorkerEnvironment) -> None:
+    """The turn of a message that could not be published is given back at once. It is published as soon as that is possible."""
+    first = env.hold("wait_late", **HOLDS)
+    (waiting,) = enqueue(env, "wait_late", 1, **HOLDS)
+    env.allow_publishing(False)
+    try:
+        env.let_go()
+        assert "held" == env.get(first)
+        env.worker.wait_for_lines(f"Task job.wait_late[{waiting.id}] could not be published in its turn")
+        until(lambda: not env.is_locked("wait_late"), "its turn is given back")
+    finally:
+        env.allow_publishing(True)
+    assert "done" == env.get(waiting, BEFORE_A_COPY)
+    assert [first.id, waiting.id] == order(env)
+
+
+def test_newcomer_that_finds_the_lock_free(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """If the holder's worker dies, the next call has the first of those that wait published, before a copy comes."""
+    node = fresh_worker(WorkerSpec("prefork", 1))
+    env.hold("wait_long", queue=node.worker_queue, lock_options={"lock_ttl": 2})
+    waiting = enqueue(env, "wait_long", 3)
+    node.kill()
+    until(lambda: not env.is_locked("wait_long"), "the lease has expired")
+    newcomer = env.job("wait_long").delay(env.tag)
+    results = [*waiting, newcomer]
+    assert ["done"] * 4 == [env.get(result, BEFORE_A_COPY) for result in results]
+    assert [result.id for result in results] == order(env)[1:]
+
+
+def test_busy_worker(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """A worker whose only process is busy delays nobody in line, while another worker has free processes."""
+    node = fresh_worker(WorkerSpec("prefork", 2))
+    queue, long = str(node.worker_queue), env.other_tag("long")
+    busy = fresh_worker(WorkerSpec("prefork", 1))
+    env.hold("plain", long, queue=busy.worker_queue)
+    first = env.hold("wait_brief", queue=queue)
+    waiting = enqueue(env, "wait_brief", 5, queue=queue)
+    env.app.control.add_consumer(queue, destination=[busy.hostname()], reply=True)
+    before = time.monotonic()
+    until(lambda: time.monotonic() > before + 10, "places are lost, if copies had to keep them")
+    env.let_go()
+    until(lambda: len(env.events("end")) == 6, "all have run")
+    assert [] == env.events("end", long)
+    assert [first.id, *(result.id for result in waiting)] == order(env)
+    assert_one_at_a_time(env)
+
+
+@pytest.mark.parametrize("policy", [RunOnceMore(keep="latest"), Replace(grace=600)], ids=repr)
+def test_calls_with_another_policy(env: WorkerEnvironment, policy: Policy) -> None:
+    """A call that takes the place of others under its own policy takes that of no message that waits under "wait"."""
+    first = env.hold("wait_long")
+    waiting = enqueue(env, "wait_long", 2)
+    (replaced,) = enqueue(env, "wait_long", 1, lock_options={"on_duplicate": policy})
+    latest = env.job("wait_long").apply_async((env.tag,), lock_options={"on_duplicate": policy})
+    until(lambda: len(env.lock_signals(env.key("wait_long"), "duplicate")) == 4, "it has met the holder")
+    env.let_go()
+    assert ["done", "done", "done"] == [env.get(result) for result in (*waiting, latest)]
+    assert [first.id, *(result.id for result in waiting), latest.id] == order(env)
+    env.wait_for_state(replaced, "SUCCESS", "PENDING")
