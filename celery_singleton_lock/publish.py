@@ -109,11 +109,10 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
     decision = policy.decide(Duplicate(holder))
     if not isinstance(decision, (SkipRun, Fail)):
         return None
-    if holder.state == "paused" and not isinstance(
-        decision, Fail
-    ):  # there is no other run whose result could be returned
+    is_paused = holder.state == "paused"
+    if is_paused and not isinstance(decision, Fail):  # there is no other run whose result could be returned
         return None
-    if holder.state == "paused" or not wanted.noted.policy:  # else the script has counted it
+    if is_paused or not wanted.noted.policy:  # else the script has counted it
         context_of(task.app).tally.count(wanted.base, f"duplicates:{name_of(config.options.on_duplicate)}")
     named = {"task_id": wanted.task_id, "holder": holder, "policy": policy, "pending": ""}
     send_signal(signals.duplicate, task, key=wanted.lock, **named)

@@ -49,11 +49,13 @@ def unknown_options(task: str, attributes: Mapping[str, Any]) -> Iterator[str]:
 def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
     """Refuse keywords of a call that Celery would ignore: our options, and those of other plugins."""
     for name, value in given.items():
-        resembles = name in TASK_OPTIONS or name in _FOREIGN_OPTIONS or name.startswith("lock_")
-        if resembles and name != "lock_options":
-            raise ConfigurationError(
-                f"task {task}: {name}={value!r}: options of one call are given as lock_options={{…}}"
-            )
+        if name in _FOREIGN_OPTIONS:
+            advice = f"use {_FOREIGN_OPTIONS[name]} instead, as options of the task"
+        elif name in TASK_OPTIONS or (name.startswith("lock_") and name != "lock_options"):
+            advice = "options of one call are given as lock_options={…}"
+        else:
+            continue
+        raise ConfigurationError(f"task {task}: {name}={value!r}: {advice}")
 
 
 def unknown_settings(conf: Any) -> Iterator[str]:

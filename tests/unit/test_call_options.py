@@ -82,12 +82,18 @@ def sent(task: Any, call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("method", ["apply_async", "apply"])
-@pytest.mark.parametrize("name", ["lock_ttl", "unique_on", "lock_option", "once"])
-def test_refused_outside_of_lock_options(task: Any, method: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("lock_ttl", "options of one call are given as lock_options="),
+        ("unique_on", "options of one call are given as lock_options="),
+        ("lock_option", "options of one call are given as lock_options="),
+        ("once", 'use unique_on, .*with lock_from="publish" instead, as options of the task'),
+    ],
+)
+def test_refused_outside_of_lock_options(task: Any, method: str, name: str, says: str) -> None:
     """An option, ours or another plugin's, that is a keyword of the call, where it would have no effect, is refused."""
-    with pytest.raises(
-        ConfigurationError, match=f"task sync: {name}=5: options of one call are given as lock_options="
-    ):
+    with pytest.raises(ConfigurationError, match=f"task sync: {name}=5: {says}"):
         getattr(task, method)((1,), **{name: 5})
 
 
