@@ -101,6 +101,14 @@ def test_extras(page: Path) -> None:
     assert {name for names in wanted for name in names.split(",")} <= set(setup["options.extras_require"])
 
 
+def test_all_public_names_are_in_the_api() -> None:
+    """The page of the Python API has each public name of the package."""
+    text = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
+    errors = set(re.findall(r"^\| `(\w+)`", generate.exceptions(), re.MULTILINE))
+    shown = {*re.findall(r"autoclass:: celery_singleton_lock\.(\w+)$", text, re.MULTILINE), "SingletonTask", "signals"}
+    assert set(celery_singleton_lock.__all__) - errors == shown
+
+
 def test_all_pages_are_in_the_index() -> None:
     """Each page of the site is in the index, once."""
     listed = re.findall(r"^([\w-]+/[\w-]+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
