@@ -1,7 +1,7 @@
 """What three libraries do in four cases, with real workers: ``python -m tests.comparison`` prints the table of the README.
 
 With ``--check``, it fails if the README has another table. All libraries have their defaults, but for the time of the lock in the
-second case, which each lets users set.
+second case, which each lets users set, and celery-once's `graceful`, without which a call that is refused raises.
 """
 
 from __future__ import annotations
