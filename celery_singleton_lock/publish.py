@@ -23,7 +23,14 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies import Raise, Skip, name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
-from celery_singleton_lock.reservation import RESERVATION_HEADER, has_ended, header_of, lifetime, reservation
+from celery_singleton_lock.reservation import (
+    RESERVATION_HEADER,
+    has_ended,
+    has_lost_result,
+    header_of,
+    lifetime,
+    reservation,
+)
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.records import NOTHING, Noted
@@ -111,6 +118,8 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
         return None
     is_paused = holder.state == "paused"
     if is_paused and not isinstance(decision, Fail):  # there is no other run whose result could be returned
+        return None
+    if isinstance(decision, SkipRun) and has_lost_result(task, holder):
         return None
     if is_paused or not wanted.noted.policy:  # else the script has counted it
         context_of(task.app).tally.count(wanted.base, f"duplicates:{name_of(config.options.on_duplicate)}")

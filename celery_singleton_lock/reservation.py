@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from celery.exceptions import Retry
-from celery.states import READY_STATES
+from celery.states import PENDING, READY_STATES
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.config.task_config import TaskConfig
@@ -68,6 +68,16 @@ def has_ended(task: Any, holder: Holder) -> bool:
         return False
     try:
         return task.backend.get_state(holder.task_id) in READY_STATES
+    except Exception:  # there may be no backend, or none that a publisher can ask
+        return False
+
+
+def has_lost_result(task: Any, holder: Holder) -> bool:
+    """Tell whether the run before a cooldown has no result any more, so that whoever is given its `AsyncResult` waits for ever."""
+    if holder.state != "cooldown" or not holder.task_id or task.ignore_result:
+        return False
+    try:
+        return bool(task.backend.get_state(holder.task_id) == PENDING)
     except Exception:  # there may be no backend, or none that a publisher can ask
         return False
 

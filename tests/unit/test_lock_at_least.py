@@ -254,3 +254,23 @@ def test_cooldown_that_outlives_the_lease_is_refused(make_app: MakeApp, least: f
     task = make_app().register_task(cls())
     with pytest.raises(ConfigurationError, match=r"task x: lock_at_most=.* with lock_at_least=.* it must be above"):
         refuse_wrong(task)
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_call_during_a_hold_whose_result_has_expired(singleton: Singleton, app: Any, expired: bool) -> None:
+    """A publisher answers with the run before the hold while its result is there; else the call is sent, and ends as skipped."""
+
+    @singleton(name="x", lock_at_least=3600, lock_from="publish")
+    def task() -> str:
+        return "ran"
+
+    deliver(task)
+    assert "ran" == task.AsyncResult("id-1").result
+    if expired:
+        app.backend.client.cache.clear()
+    answer = task.delay()
+    assert "id-1" == answer.duplicate.task_id
+    assert expired is (answer.id != "id-1")
+    if expired:
+        deliver(task, task_id=answer.id)
+        assert ("SUCCESS", None) == (answer.state, answer.result)
