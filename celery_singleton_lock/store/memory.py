@@ -43,12 +43,15 @@ class MemoryStore(Records):
                 return AcquireResult(AcquireStatus.HELD, Holder(wanted.task_id, remaining=remaining))
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
+            before = self._find(lock)
             answer = self._in_line(wanted, wanted.place, lock) if wanted.place else self._is_held(wanted, lock)
             if answer:
                 return answer
             record = self._find(lock)
             if (record is None or record.token != wanted.token) and not self._start(wanted):
                 self._records.pop(lock, None)  # a reservation of this message
+                if before and before.token == LINE_TOKEN:  # for the next in line, when this message leaves it
+                    self._records[lock] = replace(before, state="queued", named=False, redelivered=False, stop="")
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             fence = self._grant(wanted, lock)
             if wanted.comes_again and not wanted.queued:
@@ -86,6 +89,8 @@ class MemoryStore(Records):
             return None
         if not place.room and line.is_outdated(place):
             return AcquireResult(AcquireStatus.DROPPED)
+        if wanted.token == LINE_TOKEN and not place.room and not (is_reserved and head == place.ticket):
+            line.keep_place(place)
         if place.room and line.join(wanted, place):
             head = head or place.ticket
             if record:

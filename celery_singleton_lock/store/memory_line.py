@@ -110,6 +110,12 @@ class Line:
         self.waiting[place.ticket] = _Waiting(wanted.task_id, place.copy, due, "")
         self.expires = due + COPY_TTL
 
+    def keep_place(self, place: Place) -> None:
+        """Note that the copy of a message that waits has come, and comes again."""
+        if one := self.waiting.get(place.ticket):
+            one.copy, one.due = place.copy, self.clock() + place.due
+            self.expires = max(self.expires, one.due + COPY_TTL)
+
     def is_outdated(self, place: Place) -> bool:
         """Tell whether a later copy of a message that waits will come."""
         one = self.waiting.get(place.ticket)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.protocol import (
     LINE_TOKEN,
     AcquireResult,
@@ -561,3 +563,16 @@ def test_turn_that_is_given_back(deliveries: Deliveries) -> None:
     assert result.status is GRANTED
     deliveries.store.give_back(holder, "ticket a", "later")
     assert "message b" == deliveries.store.release(started, success=True).message
+
+
+def test_head_that_may_not_start(deliveries: Deliveries) -> None:
+    """If the first in line was started too often, the next one is named when it leaves the line."""
+    limit = MaxStarts(1)
+    holder, _ = deliveries.acquire("holder", max_starts=limit, supervised=True)
+    for name in "ab":
+        deliveries.join(name)
+    died = replace(holder, digest="", max_starts=None, place=None)  # as its supervisor says
+    assert "message a" == deliveries.store.release(died, success=False).message
+    refused, result = deliveries.acquire("a", "ticket a", 0.5, max_starts=limit)
+    assert result.status is AcquireStatus.TOO_MANY_STARTS
+    assert "message b" == deliveries.store.leave(refused, "ticket a")

@@ -67,6 +67,11 @@ if is_turn and owner then
 elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~= 'queued:' .. ARGV[3] then
   local waits = redis.call('ZSCORE', line, ticket)
   if waits and copy + 0 < (redis.call('HGET', waiting, ticket .. ':copy') or 0) + 0 and room == '' then return {'dropped'} end
+  if waits and room == '' and ARGV[1] == 'queued:line' and not (owner == 'queued:line' and head == ticket) then -- its copy goes on
+    redis.call('HSET', waiting, ticket .. ':due', now + due, ticket .. ':copy', copy)
+    redis.call('PEXPIRE', line, math.max(due + window, redis.call('PTTL', line)))
+    redis.call('PEXPIRE', waiting, math.max(due + window, redis.call('PTTL', waiting)))
+  end
   if room ~= '' and (waits or room == 'all' or redis.call('ZCARD', line) < room + 0) then
     if not waits then redis.call('ZADD', line, time[1] * 1000000 + time[2], ticket) end
     waits, head = true, head or ticket

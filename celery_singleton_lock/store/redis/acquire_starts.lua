@@ -4,8 +4,12 @@
   local too_many = redis.call('ZCARD', starts) >= start_limit + 0 and not redis.call('ZSCORE', starts, ARGV[1])
   --@running
   if too_many then
-    redis.call('DEL', KEYS[1]) -- a reservation of this message
-    --@freed
+    if redis.call('HGET', KEYS[1], 'token') == 'queued:line' then
+      redis.call('HSET', KEYS[1], 'state', 'queued') -- for the next in line, when this message leaves it
+    else
+      redis.call('DEL', KEYS[1]) -- a reservation of this message
+      --@freed
+    end
     --@barred
     return {'too_many_starts'}
   end
