@@ -26,9 +26,6 @@ TASK_SKIPPED = "task-singleton-skipped"
 #: `lock_at_most`.
 TASK_LOST = "task-singleton-lost"
 
-#: A delayed copy of a message in line has come; it has this event instead of `task-started`, and never runs the body.
-TASK_COPY = "task-singleton-copy"
-
 
 def send(signal: Any, task: Any, **named: Any) -> None:
     """Send a signal if it has receivers; Celery logs their errors."""

@@ -73,7 +73,7 @@ def has_ended(task: Any, holder: Holder) -> bool:
 
 
 def has_lost_result(task: Any, holder: Holder) -> bool:
-    """Tell whether the run before a cooldown has no result any more, so that whoever is given its `AsyncResult` waits for ever."""
+    """Tell whether the run before a cooldown has no result any more: a caller that is given its `AsyncResult` waits for ever."""
     if holder.state != "cooldown" or not holder.task_id or task.ignore_result:
         return False
     try:

@@ -28,6 +28,7 @@ from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.awaitable import problem_of_async
+from celery_singleton_lock.worker.copies import copies_of
 from celery_singleton_lock.worker.guard import defined_in, install, users_call
 from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class
@@ -220,10 +221,12 @@ class SingletonMixin:
         return context_of(self.app).store.revoke(config.base, *config.lock_keys(args, kwargs), starts)
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
-        """Have each delivery get a token. Celery calls this in a worker for each of its tasks."""
-        if getattr(type(self).__call__, "_singleton", False):
-            self.Request = request_class(self.Request, app, consumer)
-        return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
+        """Have each delivery get a token, and delayed copies be kept. Celery calls this in a worker for each of its tasks."""
+        if not getattr(type(self).__call__, "_singleton", False):
+            return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
+        self.Request = request_class(self.Request, app, consumer)
+        strategy = super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
+        return copies_of(app).handler(self, consumer, strategy)
 
 
 class SingletonTask(SingletonMixin, Task):  # type: ignore[misc]

@@ -9,6 +9,7 @@ from typing import Any
 
 import celery
 from celery import bootsteps
+from celery.utils.time import maybe_timedelta
 from click import ClickException
 
 from celery_singleton_lock.clock import now
@@ -25,6 +26,7 @@ from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
+from celery_singleton_lock.worker.copies import end_copies
 from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages, watch
 from celery_singleton_lock.worker.failures import FailureChannel
@@ -36,6 +38,8 @@ from celery_singleton_lock.worker.request import is_prefork
 NEWEST_CELERY = (5, 7)
 #: Seconds until the names of the tasks are sent again to a store that was unreachable.
 _RETRY_INTERVAL = 5.0
+#: Seconds. Under a visibility timeout that is shorter, a long line keeps workers busy.
+_SHORT_TIMEOUT = 60.0
 #: For how many names of tasks the store is tried. A node of a cluster that has half of all keys refuses one of so many.
 _CHECKED_NAMES = 16
 
@@ -130,6 +134,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             )
             logger.warning(text, *celery.VERSION[:2], *NEWEST_CELERY)
         self._check_delays(parent.app.conf)
+        self._check_results(parent.app.conf)
         if getattr(parent, "consumer", None) is not None:
             watch(parent.consumer)
         if self._failures:
@@ -154,6 +159,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
             self._failures = None
         if self._waiting:
             self._waiting.end()
+        end_copies(parent.app)
 
     terminate = stop
 
@@ -181,23 +187,46 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def _check_delays(self, conf: Any) -> None:
         """Warn if a time is too long for the broker: see `longest_delay`."""
         timeout, longest = visibility_timeout(conf), longest_delay(conf)
-        shortened, outlived = [], []
+        shortened, outlived, waiting = [], [], []
         for name, options in sorted(self._options.items()):
             policy = options.on_duplicate
             if isinstance(policy, RetryLater) and policy.max_delay * (1 + policy.jitter) > longest:
                 shortened.append(name)
             if options.lock_ttl > timeout:
                 outlived.append(name)
+            if timeout < _SHORT_TIMEOUT and getattr(policy, "uses_line", False):
+                waiting.append(name)
         if shortened:
             logger.warning(
                 "RetryLater's delays are cut to %g s, the longest for which a worker keeps a message, for the tasks %s",
                 longest, ", ".join(shortened),
+            )  # fmt: skip
+        if waiting:
+            logger.warning(
+                "The broker's visibility timeout is %g s: each message that waits in line is published again every %g s, "
+                "for the tasks %s", timeout, longest, ", ".join(waiting),
             )  # fmt: skip
         if outlived:
             logger.warning(
                 "The broker's visibility timeout is %g s, and lock_ttl is longer for the tasks %s: "
                 "after a worker died, a redelivered message waits for the rest of lock_ttl",
                 timeout, ", ".join(outlived),
+            )  # fmt: skip
+
+    def _check_results(self, conf: Any) -> None:
+        """Warn if results expire before holds whose duplicates end with them."""
+        expires = maybe_timedelta(conf.result_expires)
+        lost = [
+            name
+            for name, options in sorted(self._options.items())
+            if expires and options.lock_at_least > expires.total_seconds()
+            if options.lock_from == "publish" or getattr(options.on_duplicate, "reads_result", False)
+        ]
+        if lost:
+            logger.warning(
+                "result_expires is %g s, and lock_at_least is longer for the tasks %s: "
+                "their duplicates find no result of the run before them",
+                expires.total_seconds(), ", ".join(lost),
             )  # fmt: skip
 
 

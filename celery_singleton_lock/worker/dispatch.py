@@ -29,7 +29,7 @@ _RETRIES = "line_retries"
 #: Seconds until a publication that failed is tried again, and the longest such time, as it doubles.
 FIRST_RETRY, LONGEST_RETRY = 1.0, 16.0
 #: What is added to the number of a message that is published again: the first publication may have arrived all the same.
-_NEXT_NUMBER = 0.001
+NEXT_NUMBER = 0.001
 
 
 class LineMessage(NamedTuple):
@@ -73,7 +73,7 @@ class LineMessage(NamedTuple):
     def again(self) -> LineMessage:
         """Return the message with a number of its own: of two publications, one runs."""
         state = self.options["headers"][RETRY_STATE_HEADER]
-        headers = {**self.options["headers"], RETRY_STATE_HEADER: {**state, "copy": state["copy"] + _NEXT_NUMBER}}
+        headers = {**self.options["headers"], RETRY_STATE_HEADER: {**state, "copy": state["copy"] + NEXT_NUMBER}}
         return self._replace(options={**self.options, "headers": headers})
 
     def request(self) -> LeaseRequest:

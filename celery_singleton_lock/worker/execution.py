@@ -15,7 +15,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import ProcessContext, context_of
-from celery_singleton_lock.errors import LockLost, StoreError, StoreUnavailable
+from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import about, logger
@@ -28,7 +28,7 @@ from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.delivery import delivery_of, take_token
 from celery_singleton_lock.worker.dispatch import task_id_of
 from celery_singleton_lock.worker.join import join
-from celery_singleton_lock.worker.line import handle_copy, place_of, publish_copy
+from celery_singleton_lock.worker.line import place_of, publish_copy
 from celery_singleton_lock.worker.noting import note_acquire, note_end
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
@@ -51,13 +51,13 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     config = config_of_call(task, lock_options_of(request))
     options = config.options
     waiting = retry_state_of(request)
+    if waiting.stands_for:  # see `Copies`; it must not run the body
+        raise ConfigurationError(f"task {task.name}: its start_strategy() must call that of its base class")
     if not (options.singleton or waiting.ticket):  # what waits in line is run once by the line alone
         return body()
     body = partial(completed, task, body)
     delivery = delivery_of(request)
     execution.context = context = context_of(task.app, single=delivery.supervised)
-    if waiting.stands_for:
-        handle_copy(task, request, config, context.store, args, kwargs)
     wanted = LeaseRequest(
         config.base,
         config.digest(args, kwargs),

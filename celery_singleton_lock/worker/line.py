@@ -15,10 +15,11 @@ import random
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Reject
 from celery.utils import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
@@ -40,13 +41,14 @@ from celery_singleton_lock.store.protocol import (
 )
 from celery_singleton_lock.worker.decision import decide, policy_of
 from celery_singleton_lock.worker.destination import goes_to_several_queues, shortened
-from celery_singleton_lock.worker.dispatch import LineMessage, publish_next
+from celery_singleton_lock.worker.dispatch import FIRST_RETRY, NEXT_NUMBER, LineMessage, publish_next
 from celery_singleton_lock.worker.noting import note_failure
 from celery_singleton_lock.worker.replaced import terminate
 from celery_singleton_lock.worker.republish import (
     RetryState,
     ignores_result,
     is_redelivered,
+    note_state,
     retry_state_of,
     signature_of,
 )
@@ -77,48 +79,65 @@ def place_of(task: Any, request: Any, policy: Any) -> Place | None:
 
 
 def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
-    """Publish the message again with a delay; return the place that it joins the line with.
-
-    The delay is the rest of a quiet time, a cooldown or a pause, if there is one: nobody's end starts the message then. It ends
-    when the message expires. A holder that was asked to stop long ago is terminated.
-    """
+    """Publish the message again with a delay, as it begins to wait; return the place that it joins the line with."""
+    place, delay = _place_to_join(task, request, wanted, decision, result)
     state = retry_state_of(request)
-    asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
-    state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
-    rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
-    interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
-    delay = min(interval, result.quiet or rest or interval, decision.within, _seconds_left(request.expires))
-    delay = shortened(task.app, max(_SHORTEST, delay))
-    following = state.copy + 1 + random.random()
     copied = state._replace(
-        copy=following,
+        ticket=place.ticket,
+        copy=place.next_copy,
         waited=state.waited + delay,
         stands_for=request.id,
         ignore_result=ignores_result(task, request),
         expires=request.expires,
     )
-    _send_copy(task, request, delay, copied)
-    if decision.terminate and result.holder:
-        terminate(task, request, wanted, result.holder)
-    message = _text(task, request, wanted, _started_by(task, request, state))
-    place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
-    place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
-    return place._replace(gives_way=decision.gives_way)
-
-
-def _send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
-    """Publish a copy, which has a task id of its own, stores no result and does not expire.
-
-    With `task_track_started`, Celery stores STARTED for every delivery, which would overwrite what the message has stored when
-    the copy comes.
-    """
     try:
-        copy = signature_of(task, request, delay, state)
-        copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
+        _send_copy(task, request, delay, copied)
     except Exception as failure:
         if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
             raise Reject(failure, requeue=True) from failure
         raise
+    if decision.terminate and result.holder:
+        terminate(task, request, wanted, result.holder)
+    return place
+
+
+def _place_to_join(
+    task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult
+) -> tuple[Place, float]:
+    """Return the place that a message joins the line with, and the seconds after which its next copy is due."""
+    state = retry_state_of(request)
+    asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
+    state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
+    delay = _delay(task, request, wanted, decision, result)
+    following = state.copy + 1 + random.random()
+    message = _text(task, request, wanted, _started_by(task, request, state))
+    place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+    place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
+    return place._replace(gives_way=decision.gives_way), delay
+
+
+def _delay(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> float:
+    """Return the seconds after which the next copy of a message that waits is due.
+
+    That is the rest of a quiet time, a cooldown or a pause, if there is one: nobody's end starts the message then. It ends when
+    the message expires.
+    """
+    rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
+    interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
+    delay = min(interval, result.quiet or rest or interval, decision.within, _seconds_left(request.expires))
+    return shortened(task.app, max(_SHORTEST, delay))
+
+
+def _send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
+    """Publish a copy, which has a task id of its own, stores no result and does not expire."""
+    copy = signature_of(task, request, delay, state)
+    copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
+
+
+def publish_again(task: Any, request: Any, delay: float) -> None:
+    """Publish a copy again, which this worker may not keep any longer. Its number is higher, so the former one counts no more."""
+    state = retry_state_of(request)
+    _send_copy(task, request, delay, state._replace(copy=state.copy + 1 + random.random()))
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
@@ -129,44 +148,71 @@ def _started_by(task: Any, request: Any, state: RetryState) -> Any:
 
 def handle_copy(
     task: Any, request: Any, config: TaskConfig, store: LockStore, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> NoReturn:
+) -> float | None:
     """Let the message of a delayed copy go on waiting, or publish it.
 
+    Return after how many seconds the copy is due again; None if its message has been published, or needs no copy any more.
+
     Raises:
-        Ignore, Reject: always: the end of this delivery, as Celery's tracer expects it.
+        StoreUnavailable: the store cannot be asked now.
     """
     state = retry_state_of(request)
-    request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
     wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
     try:  # the user's functions may raise, and the parameters may have changed
         wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
         wanted.place = place_of(task, request, config.options.on_duplicate)
+        if wanted.place:  # until when the next one is due at the latest, if the message goes on waiting
+            wanted.place = wanted.place._replace(due=_longest_delay(task, wanted.ttl, state) + wanted.ttl)
         result = _acquire(task, store, wanted)
-        counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED) and not _runs(request, result)
+        if result.status is AcquireStatus.DROPPED or _runs(request, result):
+            return None
+        counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED)
         if counts and _seconds_left(state.expires) <= 0:
-            state = state._replace(ticket="")  # the worker that receives the message stores REVOKED
-            leave(task, store, wanted, retry_state_of(request).ticket)
-        elif counts and result.status is AcquireStatus.HELD:
-            policy = policy_of(task, config.options, result.holder or Holder())
-            _, decision = decide(task, request, policy, result)
-            if isinstance(decision, Enqueue):
-                wanted.place = publish_copy(task, request, wanted, decision, result)
-                result = _acquire(task, store, wanted)
+            return _revoke_expired(task, request, wanted, store, state)
+        if result.status is AcquireStatus.HELD:
+            delay = _go_on_waiting(task, request, config, store, wanted, result)
+            if delay is not None:
+                return delay
     except StoreError as error:
         log = about(task, request.id, wanted.lock)
         context_of(task.app).outages.log(log, "could not ask for its place in line: %s", error)
         note_failure(task, wanted, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
-            _ask_again(task, request, wanted, store)
-    except (Reject, Ignore):
-        raise
+            raise
     except Exception as failure:
         _fail(task, request, wanted, store, failure)
+        return None
+    return _publish_message(task, request, wanted, store, state)
+
+
+def _go_on_waiting(
+    task: Any, request: Any, config: TaskConfig, store: LockStore, wanted: LeaseRequest, result: AcquireResult
+) -> float | None:
+    """Return when the copy of a message that found the lock held is due again; None if the message is to be published.
+
+    A message that has lost its place joins the line again.
+    """
+    _, decision = decide(task, request, policy_of(task, config.options, result.holder or Holder()), result)
+    if not isinstance(decision, Enqueue):
+        return None
+    state = retry_state_of(request)
+    if result.is_waiting:
+        delay = _delay(task, request, wanted, decision, result)
     else:
-        goes_on = wanted.place and wanted.place.room and result.is_waiting
-        if goes_on or _runs(request, result) or result.status is AcquireStatus.DROPPED:
-            raise Ignore("waits in line, or has started")
-    _publish_message(task, request, wanted, store, state)
+        wanted.place, delay = _place_to_join(task, request, wanted, decision, result)
+        state = state._replace(copy=wanted.place.next_copy)
+        result = _acquire(task, store, wanted)
+        if not result.is_waiting:
+            return None
+    if decision.terminate and result.holder:
+        terminate(task, request, wanted, result.holder)
+    note_state(request, state._replace(waited=state.waited + delay))
+    return delay
+
+
+def _longest_delay(task: Any, ttl: float, state: RetryState) -> float:
+    """Return a bound of the seconds until a copy is due again: before it, fewer messages wait than before."""
+    return shortened(task.app, min(ttl, LONGEST_COPY_DELAY) + state.waited)
 
 
 def _acquire(task: Any, store: LockStore, wanted: LeaseRequest) -> AcquireResult:
@@ -174,19 +220,6 @@ def _acquire(task: Any, store: LockStore, wanted: LeaseRequest) -> AcquireResult
     result = store.acquire(wanted)
     publish_next(task.app, result.message)
     return result
-
-
-def _ask_again(task: Any, request: Any, wanted: LeaseRequest, store: LockStore) -> NoReturn:
-    """End a copy that could not reach the store. Its message keeps its place: the same copy comes again soon, or the next one."""
-    if not (wanted.place and wanted.place.room):  # else the next one is published
-        delay, state = shortened(task.app, wanted.ttl / 4), retry_state_of(request)
-        try:
-            _send_copy(task, request, delay, state._replace(waited=state.waited + delay))
-        except Reject:
-            raise
-        except Exception as failure:
-            _fail(task, request, wanted, store, failure)
-    raise Ignore("waits in line until the store can be reached")
 
 
 def _runs(request: Any, result: AcquireResult) -> bool:
@@ -201,18 +234,34 @@ def _seconds_left(expires: Any) -> float:
     return maybe_make_aware(time_of).timestamp() - time.time() if time_of else math.inf
 
 
-def _publish_message(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState) -> NoReturn:
-    """Publish the message that a delayed copy stands for, and end the copy."""
+def _publish_message(
+    task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState
+) -> float | None:
+    """Publish the message that a delayed copy stands for. If that fails, give its turn back, and return when to try again."""
+    signature = _started_by(task, request, state)
     try:
-        _started_by(task, request, state).apply_async()
+        signature.apply_async()
     except Exception as failure:
-        if task.acks_late:
-            raise Reject(failure, requeue=True) from failure
-        _fail(task, request, wanted, store, failure)
-    raise Ignore("published the message that waited in line")
+        about(task, request.id, wanted.lock).warning("could not be published in its turn: %r", failure)
+        if state.ticket and wanted.digest:
+            # It may have been published all the same, so the next one has a number of its own.
+            note_state(request, state._replace(copy=state.copy + NEXT_NUMBER))
+            text = _text(task, request, wanted, _started_by(task, request, retry_state_of(request)))
+            with suppress(StoreError):  # it has its turn for a TTL
+                store.give_back(wanted, state.ticket, text)
+        return FIRST_RETRY
+    return None
 
 
-def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> NoReturn:
+def _revoke_expired(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState) -> float | None:
+    """Publish an expired message without its ticket: the worker that receives it stores REVOKED. It leaves the line."""
+    delay = _publish_message(task, request, wanted, store, state._replace(ticket=""))
+    if delay is None:
+        leave(task, store, wanted, state.ticket)
+    return delay
+
+
+def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> None:
     """Store FAILURE for a message that nobody would publish any more."""
     about(task, request.id, wanted.lock).error("waited in line and could neither go on nor be published: %s", failure)
     task.backend.mark_as_failure(request.id, failure, request=request)
@@ -221,7 +270,6 @@ def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failu
             leave(task, store, wanted, retry_state_of(request).ticket)
     except StoreError as error:
         context_of(task.app).outages.log(about(task, request.id, wanted.lock), "could not leave the line: %s", error)
-    raise Ignore("the message that waited in line has failed")
 
 
 def leave_line(

@@ -53,7 +53,12 @@ def retry_state_of(request: Any) -> RetryState:
 
 def note_unfinished(request: Any) -> None:
     """Have the message of a request say from now on that its body began in an earlier delivery, and did not end."""
-    setattr(request, RETRY_STATE_HEADER, retry_state_of(request)._replace(is_unfinished=True)._asdict())
+    note_state(request, retry_state_of(request)._replace(is_unfinished=True))
+
+
+def note_state(request: Any, state: RetryState) -> None:
+    """Have a request carry this state."""
+    setattr(request, RETRY_STATE_HEADER, state._asdict())
 
 
 def forget_retry_state(request: Any) -> None:

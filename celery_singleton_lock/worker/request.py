@@ -14,7 +14,6 @@ from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.events import TASK_COPY
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.protocol import LeaseRequest
@@ -53,7 +52,7 @@ class DeliveryMixin:
         request["properties"] = {**mapping_of(request.get("properties")), PROPERTY: delivery}
         waiting: WaitingMessages | None = self.task.app.__dict__.get(WAITING)
         may_have_lock = self.eta or RESERVATION_HEADER in request  # an own retry waits for its countdown
-        if waiting and may_have_lock and not retry_state_of(request).stands_for:
+        if waiting and may_have_lock:
             waiting.add(self)
 
     def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
@@ -66,20 +65,9 @@ class DeliveryMixin:
             except Exception:  # an error here would leave the message without an acknowledgement
                 about(self, self.id, self.lock_key()).exception("has a lock that the supervisor cannot renew")
 
-    def send_event(self: Any, kind: str, **fields: Any) -> None:
-        """Send a task event, another one for the start of a delayed copy: Celery sends none for the end of an ignored task."""
-        if kind == "task-started" and retry_state_of(self._request_dict).stands_for:
-            kind = TASK_COPY
-        super().send_event(kind, **fields)  # type: ignore[misc]
-
     def revoked(self: Any) -> bool:
-        """Tell whether the message was revoked or has expired; then its reservation and its place in line end.
-
-        A delayed copy has the stamps of the message that waits in line. It is not revoked, but publishes that message, which is.
-        """
+        """Tell whether the message was revoked or has expired; then its reservation and its place in line end."""
         state = retry_state_of(self._request_dict)
-        if state.stands_for:
-            return False
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:

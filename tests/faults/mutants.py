@@ -528,7 +528,7 @@ MUTANTS = (
     Mutant(
         "of several newcomers the latest runs",
         "store/redis/acquire_line.lua",
-        "  if room == 'all' then use(head, 'superseded') end\n",
+        "  use(newest, 'superseded')\n",
         "",
         "tests/contract/test_replace.py::test_latest_newcomer_waits[redis]",
         "SUPERSEDED",

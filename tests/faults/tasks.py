@@ -404,8 +404,7 @@ def record_signals(app: Celery) -> None:
     def received(request: Any, **_: Any) -> None:
         """Record only messages that a kill can lose: those with late acknowledgement are redelivered."""
         if not request.task.acks_late:
-            stands_for = (request._request_dict.get("singleton_retry_state") or {}).get("stands_for")
-            ledger.note("received", task_id=stands_for or request.id)
+            ledger.note("received", task_id=request.id)
 
     def failed(task_id: str, exception: BaseException, **_: Any) -> None:
         if isinstance(exception, TooManyStarts):

@@ -256,9 +256,26 @@ def test_visibility_timeout(fresh_worker: Callable[..., LocalWorkerNode], timeou
     conf = {"broker_transport_options": {"visibility_timeout": timeout}}
     worker = fresh_worker(WorkerSpec("solo", 1, conf=conf))
     worker.wait_for_lines(" ready.")
-    found = [line for line in worker.lines(": WARNING/") if "are cut to" in line or "visibility timeout" in line]
+    found = [line for line in worker.lines(": WARNING/") if "are cut to" in line or TOO_LONG in line]
     assert len(wanted) == len(found), found
     for words, line in zip(wanted, found, strict=True):
         assert words in line
         assert ("job.retry_default" if "RetryLater" in words else "job.long") in line
         assert "job.skip_short" not in line
+
+
+def test_short_visibility_timeout(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """A worker warns if messages that wait in line are published again many times a minute, and names their tasks."""
+    conf = {"broker_transport_options": {"visibility_timeout": 50}}
+    worker = fresh_worker(WorkerSpec("solo", 1, conf=conf))
+    (line,) = worker.wait_for_lines(": WARNING/", "waits in line is published again every 25 s")
+    assert "job.wait_long" in line
+    assert "job.skip" not in line
+
+
+def test_results_that_expire_before_a_hold(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """A worker warns if results expire before a hold whose duplicates end with them, and names the tasks."""
+    worker = fresh_worker(WorkerSpec("solo", 1, conf={"result_expires": 60}))
+    (line,) = worker.wait_for_lines(": WARNING/", "result_expires is 60 s")
+    assert "job.join_throttled" in line
+    assert "job.throttled" not in line

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +18,15 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.worker.copies import STORE_RETRY, Copies, Copy, request_of
+from celery_singleton_lock.worker.destination import LONGEST_DELAY
+from celery_singleton_lock.worker.dispatch import FIRST_RETRY
+from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
 from tests.servers import free_port
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
 TICKET = RetryState(ticket="t", copy=1.0)
-COPY = {RETRY_STATE_HEADER: TICKET._replace(stands_for="id-1")._asdict()}
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +36,39 @@ def _forget_results(app: Celery) -> None:
 
 
 def from_copy(task: Any, *args: Any) -> Any:
-    """Deliver a copy; return the message that it publishes, None if it publishes none."""
+    """Have a worker handle a copy that is due; return the message that it publishes, None if it publishes none."""
+    copy, _ = kept(task, *args)
     with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
-        assert "IGNORED" == deliver(task, *args, task_id="copy", headers=COPY).info.state
+        assert Copies(task.app).handle(copy) is None
         return queue.get_nowait() if queue.qsize() else None
+
+
+def kept(task: Any, *args: Any, **state: Any) -> tuple[Copy, list[str]]:
+    """Return a copy that a worker has received, and what has been done with it."""
+    done: list[str] = []
+    copy = {RETRY_STATE_HEADER: TICKET._replace(stands_for="id-1", **state)._asdict()}
+    with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        task.apply_async(task_id="copy", headers=copy)
+        message = queue.get_nowait()
+    qos = SimpleNamespace(decrement_eventually=lambda: done.append("qos"))
+    consumer = SimpleNamespace(qos=qos, connection_errors=(), task_consumer=None, call_soon=lambda call: call())
+    request = request_of(message)
+    request.args = args  # which need not fit
+    return Copy(task, message, consumer, lambda *_: done.append("acknowledged"), request), done
+
+
+@contextmanager
+def broker_away(app: Celery) -> Iterator[None]:
+    """Refuse to publish."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("the broker is away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(app.amqp.__dict__, "send_task_message", refuse)
+        yield
 
 
 def test_singleton_switched_off(singleton: Singleton, app: Celery) -> None:
@@ -96,18 +128,74 @@ def test_expiry_without_a_zone(singleton: Singleton, minutes: int) -> None:
 
 
 def test_copy_while_the_store_is_away(singleton: Singleton, app: Celery) -> None:
-    """A copy that cannot reach the store comes again soon and does not publish its message, which so keeps its place."""
+    """A copy that cannot reach the store stays in its worker, and is due again soon; its message keeps its place."""
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
 
     @singleton(name="x", on_duplicate="wait", lock_ttl=20, on_store_error="raise")
     def task() -> None: ...
 
-    copy = from_copy(task)
-    state = copy.headers[RETRY_STATE_HEADER]
-    assert ("id-1", 1.0, 5.0) == (state["stands_for"], state["copy"], state["waited"])
-    assert "id-1" != copy.headers["id"]
-    left = (datetime.fromisoformat(copy.headers["eta"]) - datetime.now(timezone.utc)).total_seconds()
-    assert 3 < left < 5.1
+    copy, done = kept(task)
+    copies = Copies(app)
+    assert 5.0 == copies.handle(copy)
+    assert 0 < (copies.handle(copy) or 0) <= STORE_RETRY  # the store is not asked again at once
+    assert [] == done == messages(task)
+
+
+def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celery) -> None:
+    """It stays in its worker for as long as the broker bears it; then the next one is published, with a higher number."""
+
+    @singleton(name="x", on_duplicate="wait", lock_ttl=20)
+    def task() -> None: ...
+
+    copies = Copies(app)
+    with locked(task):
+        copy, done = kept(task)
+        for _ in range(3):
+            assert copies.handle(copy) == pytest.approx(20, abs=0.2)
+        assert [] == done == messages(task)
+        number, waited = retry_state_of(copy.request).copy, retry_state_of(copy.request).waited
+        copy.received -= LONGEST_DELAY
+        assert copies.handle(copy) is None
+        (following,) = messages(task)
+        assert ["qos", "acknowledged"] == done
+    state = following.headers[RETRY_STATE_HEADER]
+    assert ("id-1", True) == (state["stands_for"], state["copy"] > number)
+    assert state["waited"] == pytest.approx(waited + 20, abs=0.2)
+    assert "copy" != following.headers["id"] != "id-1"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_copy_while_the_broker_is_away(singleton: Singleton, app: Celery, goes_on: bool) -> None:
+    """A copy is acknowledged when what follows it is published, and not before; meanwhile nobody has its turn."""
+
+    @singleton(name="x", on_duplicate="wait", lock_ttl=20)
+    def task() -> None: ...
+
+    copy, done = kept(task)
+    copies, holding = Copies(app), locked(task) if goes_on else nullcontext()
+    with holding:
+        copy.received -= LONGEST_DELAY
+        with broker_away(app):
+            assert FIRST_RETRY == copies.handle(copy)
+            assert goes_on or task.lock_holder() is None
+        assert [] == done == messages(task)
+        assert copies.handle(copy) is None
+    assert ["qos", "acknowledged"] == done
+
+
+def test_expired_copy_while_the_broker_is_away(singleton: Singleton) -> None:
+    """An expired message whose copy could not publish it is published by that copy later."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    copy, _ = kept(task, expires="2020-01-01T00:00:00")
+    copies = Copies(task.app)
+    with broker_away(task.app):
+        assert FIRST_RETRY == copies.handle(copy)
+    assert copies.handle(copy) is None
+    (message,) = messages(task)
+    assert ("id-1", "") == (message.headers["id"], message.headers[RETRY_STATE_HEADER]["ticket"])
 
 
 def messages(task: Any) -> list[Any]:

@@ -21,8 +21,10 @@ from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker import replaced
 from celery_singleton_lock.worker.bootstep import without_login
+from celery_singleton_lock.worker.copies import Copies
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.servers import free_port, until
+from tests.unit.test_line_copies import kept
 from tests.unit.test_request import received, start
 from tests.unit.test_task import Singleton, deliver
 
@@ -172,6 +174,12 @@ def without_store(app: Celery, **message: Any) -> None:
     deliver(task, headers=after(task, **message))
 
 
+def copy_without_store(app: Celery) -> None:
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
+    copy, _ = kept(locked(app, on_duplicate="wait"))
+    Copies(app).handle(copy)
+
+
 def renewed(app: Celery) -> None:
     task = locking_task(app)
     state, events = LeaseState(request_of(task, "id-1"), task), context_of(app).events
@@ -203,7 +211,7 @@ CASES: dict[str, Callable[[Celery], None]] = {
     "dropped: another copy": dropped,
     "terminated, which did not stop": did_not_stop,
     "waits ": without_store,
-    "could not ask for its place in line": partial(without_store, stands_for="id-1", ticket="one"),
+    "could not ask for its place in line": copy_without_store,
     "reacquired its lock": renewed,
     "leaves it to expire": renewed,
 }

@@ -1,0 +1,71 @@
+"""Delayed copies of messages in line are handled beside the pool of the worker that has received them, in each pool."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.overlap.test_line import BEFORE_A_COPY, assert_no_overlap, enqueue, order
+from tests.servers import until
+
+pytestmark = pytest.mark.long
+
+StartWorker = Callable[..., LocalWorkerNode]
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def broker_kind(request: pytest.FixtureRequest) -> str:
+    """Return each broker."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def extra_conf(redis_server: Any) -> dict[str, Any]:
+    """Have the locks in Redis with each broker."""
+    return {"singleton_lock_url": redis_server.url()}
+
+
+@pytest.mark.parametrize("kind", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("name", ["wait_brief", "wait_late"])
+def test_busy_pool(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str, name: str) -> None:
+    """The copies of a worker whose pool is busy start the messages of a holder that was killed, in another worker."""
+    holder, busy = fresh_worker(WorkerSpec("prefork", 1)), fresh_worker(WorkerSpec(kind, 1))
+    queue, long = str(busy.worker_queue), env.other_tag("long")
+    env.hold(name, queue=holder.worker_queue)
+    waiting = enqueue(env, name, 3, queue=queue)  # so only this worker has their copies
+    env.hold("plain", long, queue=queue)
+    fetched = env.job("plain").apply_async((env.other_tag("fetched"), "return"), queue=queue)
+    if kind != "solo":  # which receives nothing while it runs a body
+        busy.wait_for_lines("received", fetched.id)  # so it fetches no more
+    env.app.control.add_consumer(queue, destination=[env.worker.hostname()], reply=True)
+    holder.kill()
+    assert ["done"] * 3 == [env.get(result, BEFORE_A_COPY) for result in waiting]
+    assert [] == env.events("end", long)
+    assert [result.id for result in waiting] == order(env)[1:]
+    assert_no_overlap(env)
+
+
+def test_killed_children(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """No message is lost, however many processes of the pool are killed while its copies are due."""
+    node = fresh_worker(WorkerSpec("prefork", 2))
+    queue = str(node.worker_queue)
+    env.hold("wait_short_ttl", lock_options={"lock_ttl": 60})
+    waiting = enqueue(env, "wait_short_ttl", 10, queue=queue, time_limit=20)
+    end = time.monotonic() + 8
+    while time.monotonic() < end:
+        for child in psutil.Process(node.container.process.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    env.let_go()
+    assert ["done"] * 10 == [env.get(result) for result in waiting]
+    until(lambda: not env.is_locked("wait_short_ttl"), "the lock is free")
+    assert_no_overlap(env)
