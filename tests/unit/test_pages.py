@@ -73,7 +73,7 @@ def test_celery_once(capsys: pytest.CaptureFixture[str]) -> None:
             page[name].delay()
             with pytest.raises(DuplicateTask):
                 page[name].delay()
-        with pytest.raises(ConfigurationError, match='use unique_on, .*lock_from="publish"'):
+        with pytest.raises(ConfigurationError, match=r'use unique_on, .*lock_from="publish"'):
             page["slow_task"].apply_async(once={"graceful": True})
         assert_refused(page, {"once": {"keys": ["a"]}})
 
