@@ -176,7 +176,7 @@ def without_store(app: Celery, **message: Any) -> None:
 
 def copy_without_store(app: Celery) -> None:
     app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}/0"
-    copy, _ = kept(locked(app, on_duplicate="wait"))
+    copy, _ = kept(locking_task(app, on_duplicate="wait"))
     Copies(app).handle(copy)
 
 
