@@ -75,6 +75,7 @@ class Copies:
         self._ended = False
         self._store: LockStore | None = None
         self._unavailable_until = 0.0  # the store
+        self._received: list[Any] = []  # consumers whose prefetch limit has grown
 
     def handler(self, task: Any, consumer: Any, other: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a consumer calls for each message of a task: copies are kept here, the rest goes to `other`."""
@@ -93,6 +94,7 @@ class Copies:
     def add(self, copy: Copy) -> None:
         """Keep a copy until it is due. It does not count for the prefetch limit, as Celery's messages with an ETA."""
         copy.consumer.qos.increment_eventually()
+        self._received.append(copy.consumer)
         self._keep(copy, now() + _seconds_until(copy.message.headers.get("eta")))
 
     def _keep(self, copy: Copy, due: float) -> None:
@@ -123,6 +125,10 @@ class Copies:
         """Wait for the next copy that is due; return None at the end."""
         with self._changed:
             while not self._ended:
+                while self._received:
+                    self._received.pop().call_soon(
+                        _do_nothing
+                    )  # wakes its loop, which then has the broker send the next one
                 left = self._due[0][0] - now() if self._due else None
                 if left is not None and left <= 0:
                     return heapq.heappop(self._due)[2]
@@ -155,6 +161,9 @@ class Copies:
         except StoreUnavailable:
             self._unavailable_until = now() + STORE_RETRY  # each call may take a second
             return min(config.options.lock_ttl / 4, LONGEST_COPY_DELAY)
+
+
+def _do_nothing() -> None: ...
 
 
 def copies_of(app: Any) -> Copies:

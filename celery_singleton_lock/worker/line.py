@@ -141,8 +141,13 @@ def publish_again(task: Any, request: Any, delay: float) -> None:
 
 
 def _started_by(task: Any, request: Any, state: RetryState) -> Any:
-    """Return the signature that publishes the message itself, with a number of its own: that of no delayed copy."""
-    own = state._replace(copy=state.copy + 0.5, stands_for="", ignore_result=False, expires=None)
+    """Return the signature that publishes the message itself, with a number of its own: that of no delayed copy.
+
+    It differs each time, between those of this copy and the next. A copy that is delivered again, as its worker has died,
+    publishes the message once more: one of the two runs.
+    """
+    number = state.copy + 0.5 + 0.4 * random.random()
+    own = state._replace(copy=number, stands_for="", ignore_result=False, expires=None)
     return signature_of(task, request, None, own)
 
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import redis
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.protocol import LINE_TOKEN, Kept, LeaseRequest, Place
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
@@ -413,12 +413,13 @@ def _script(verb: str, request: LeaseRequest, call: ScriptCall) -> Script:
 def _requests() -> list[LeaseRequest]:
     """Return a request of each kind that has a script of its own."""
     counts: tuple[MaxStarts | None, ...] = (None, MaxStarts(1), MaxStarts(1, count="unsuccessful"))
+    owners = ((False, ""), (True, ""), (True, LINE_TOKEN))
     noted = (Noted(), Noted(counted={"renewed": 1}))
     return [
         LeaseRequest(
             "",
             "1",
-            "",
+            token,
             1.0,
             limit=limit,
             queued=queued,
@@ -428,8 +429,8 @@ def _requests() -> list[LeaseRequest]:
             comes_again=late,
             noted=one,
         )
-        for limit, queued, starts, place, stop, late, one in product(
-            (0, 2), (False, True), counts, PLACES, (False, True), (False, True), noted
+        for limit, (queued, token), starts, place, stop, late, one in product(
+            (0, 2), owners, counts, PLACES, (False, True), (False, True), noted
         )
     ]
 

@@ -227,7 +227,8 @@ def test_reservation_of_another(scene: Scene) -> None:
 
 
 def _waits(scene: Scene, ticket: str, due: float = 60.0, replace: bool = False) -> None:
-    place = Place(ticket, 0.0, 0 if replace else 9, replace, 1.0, due, f"message of {ticket}")
+    text = f"message of {ticket}" if due > 0 else ""
+    place = Place(ticket, 0.0, 0 if replace else 9, replace, 1.0, due, text, gives_way=True)
     scene.store.acquire(LeaseRequest(BASE, "1", ticket * 8, 30.0, f"task-{ticket}", place=place))
 
 

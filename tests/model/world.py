@@ -256,7 +256,7 @@ class World:
         self.deliveries = tuple(one for one in self.deliveries if one.number != delivery.number)
 
     def _finish(self, delivery: Delivery) -> None:
-        if self.late:
+        if self.late or delivery.message.is_copy:  # a copy is acknowledged after what follows it
             self._set(delivery, next="acknowledge")
         else:
             self._remove(delivery)
@@ -268,6 +268,8 @@ class World:
         message = self._take(place)
         self.count += 1
         place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder)
+        if message.is_copy:
+            place_in_line = place_in_line._replace(due=COPY_DELAY + TTL)
         self.deliveries = (*self.deliveries, Delivery(self.count, message, "acquire", place_in_line))
 
     def _deliver_twice(self, place: int) -> None:
@@ -398,34 +400,51 @@ class World:
         is_running = holder is not None and holder.task_id == message.id and holder.state == "running"
         ends = is_running or result.status is AcquireStatus.DROPPED
         if delivery.next == "join":
-            ends = ends or result.is_waiting
+            if result.is_waiting:
+                self._go_on(delivery, delivery.place.next_copy)
+                return
         elif result.status is AcquireStatus.HELD and not is_running and (wish := self._wish(delivery, result)):
-            self._set(delivery, next="publish copy", wish=wish)
+            if result.is_waiting:
+                self._go_on(delivery, message.copy)
+            else:
+                self._set(delivery, next="join", place=self._joining(delivery, wish))
             return
         if ends:
             self._finish(delivery)
         else:
             self._set(delivery, next="publish message")
 
+    def _go_on(self, delivery: Delivery, number: float) -> None:
+        """Have a copy be due again: it stays in its worker, or another one with a higher number is published before it ends."""
+        copy = delivery.message._replace(ready=self.clock.time + COPY_DELAY, copy=number, redelivered=False)
+        self._publish(copy)
+        self._finish(delivery)
+
     def _publish_copy(self, place: int) -> None:
         delivery = self.deliveries[place]
-        message, wish = delivery.message, delivery.wish
-        assert wish is not None
+        assert delivery.wish is not None
+        joining = self._joining(delivery, delivery.wish)
+        ready = self.clock.time + COPY_DELAY
+        self._publish(Message(delivery.message.id, ready, joining.ticket, joining.next_copy, is_copy=True))
+        self._set(delivery, next="join", place=joining, wish=None)
+
+    def _joining(self, delivery: Delivery, wish: Enqueue) -> Place:
+        """Return the place that a message joins the line with."""
+        message = delivery.message
         # The number grows by 1 and a bit that no other copy has.
         following = math.floor(2 * message.copy) / 2 + 1 + delivery.number * 1e-6
         ticket = delivery.place.ticket or f"t{delivery.number}"  # it has one if it had no room before
-        ready = self.clock.time + COPY_DELAY
-        self._publish(Message(message.id, ready, ticket, following, is_copy=True))
         text = f"{message.id} {ticket} {message.copy + 0.5}"
         due = COPY_DELAY + TTL
         joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
-        joining = joining._replace(gives_way=wish.gives_way)
-        self._set(delivery, next="join", place=joining, wish=None)
+        return joining._replace(gives_way=wish.gives_way)
 
     def _publish_message(self, place: int) -> None:
         delivery = self.deliveries[place]
         message = delivery.message
-        self._publish(Message(message.id, 0.0, message.ticket, message.copy + 0.5))
+        # A copy that is delivered again publishes its message once more, under another number.
+        number = message.copy + 0.5 + delivery.number * 1e-8
+        self._publish(Message(message.id, 0.0, message.ticket, number))
         self._finish(delivery)
 
     def _end(self, place: int) -> None:
@@ -463,8 +482,8 @@ class World:
     def _ended_by_death(self, delivery: Delivery) -> None:
         message = delivery.message
         self._remove(delivery)
-        if self.late:
-            self._publish(message._replace(redelivered=True))
+        if self.late or message.is_copy:
+            self._publish(message._replace(redelivered=not message.is_copy))
         elif delivery.next != "publish next":
             self.gone |= {message.id}
 
