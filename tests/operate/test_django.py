@@ -114,7 +114,9 @@ def test_worker_with_a_class_that_is_no_task(tmp_path: Path) -> None:
     project.write({"shop/settings.py": STORE, "books/tasks.py": wrong})
     done = project.run("-W", "ignore", "-m", "celery", "-A", "shop", "worker", "--pool", "solo")
     assert (1, "") == (done.returncode, done.stdout), done.stderr
-    assert done.stderr.splitlines()[-1].endswith("ConfigurationError: Base: SingletonMixin must come before the other task class")
+    assert done.stderr.splitlines()[-1].endswith(
+        "ConfigurationError: Base: SingletonMixin must come before the other task class"
+    )
 
 
 def test_all_wrong_options_at_once(tmp_path: Path) -> None:
