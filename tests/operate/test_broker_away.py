@@ -21,10 +21,21 @@ BASE = "singleton:{shop.sync}"
 SAID = "the broker could not be reached, so w1@host was not asked"
 
 
+@pytest.fixture(params=["down", "hung"])
+def broker(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the URL of a broker that refuses connections, or accepts them and never answers."""
+    if request.param == "down":
+        yield f"redis://127.0.0.1:{free_port()}/0"
+        return
+    with RedisServer() as server:
+        server.pause()
+        yield server.url()
+
+
 @pytest.fixture
-def app(own_store: RedisServer) -> Iterator[Celery]:
+def app(own_store: RedisServer, broker: str) -> Iterator[Celery]:
     """Yield an app without a broker, in whose store a body has a lock, and a message a reservation."""
-    broker, changes = f"redis://127.0.0.1:{free_port()}/0", {"singleton_lock_url": own_store.url()}
+    changes = {"singleton_lock_url": own_store.url()}
     app = Celery("away", broker=broker, set_as_current=False, changes=changes)
     store = context_of(app).store
     store.records().add_tasks("singleton:tasks", {"shop.sync": "shop.sync"})
