@@ -41,7 +41,7 @@ class ProcessContext:
         limit = None if single else max(1, settings.pool_limit - 1)
         self.callbacks = CallbackRunner()
         self.tally = Tally()
-        self.outages = Outages(self._write, self.callbacks.call)
+        self.outages = Outages(settings.shown_url, self._write, self.callbacks.call)
         self.events = EventLogger(self.callbacks, self.tally, self.report_counts, self.outages)
         self.access = Access(self.events.refused)
         self.store = store or open_store(settings, limit, self.access)

@@ -52,7 +52,7 @@ class EventLogger:
         self._callbacks = callbacks
         self._tally = tally or Tally()
         self._report_counts = report_counts  # of the task whose keys start with this
-        self.outages = outages or Outages(lambda: None, callbacks.call)
+        self.outages = outages or Outages("memory://", lambda: None, callbacks.call)
         self._limit = Limit()
 
     def renewed(self, state: LeaseState) -> None:

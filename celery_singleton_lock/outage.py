@@ -39,17 +39,19 @@ class Outages:
     """The outages of one process's store. Any thread may use it.
 
     Arguments:
+        where: the store's URL, without a login.
         probe: writes to the store.
         report: calls a callback in a thread that may log.
     """
 
     def __init__(
         self,
+        where: str,
         probe: Callable[[], object],
         report: Callable[[Callable[[], object]], object],
         clock: Callable[[], float] = now,
     ) -> None:
-        self._probe, self._report, self._clock = probe, report, clock
+        self._where, self._probe, self._report, self._clock = where, probe, report, clock
         self.wake: Callable[[float], object] = lambda at: None  # has `look` called at this time
         #: Tells the main process what this child counts: a name, and the error of a call.
         self.forward: Callable[[str, StoreError | None], object] = lambda name, error: None
@@ -67,8 +69,8 @@ class Outages:
     def failed(self, error: StoreError, report: Callable[[Callable[[], object]], object] | None = None) -> None:
         """Note that a call got no answer: an outage begins, or goes on. `report` is for a thread that may log."""
         if self._begin(error, is_told=True):
-            text = "The store of locks is unreachable: %s. Until it answers, lines about single tasks have level DEBUG"
-            (report or self._report)(partial(logger.warning, text, error))
+            text = "The store of locks is unreachable at %s: %s. Until it answers, lines about single tasks have level DEBUG"
+            (report or self._report)(partial(logger.warning, text, self._where, error))
 
     def heard(self, name: str, error: StoreError | None) -> None:
         """Note what a child has counted; its log tells of the outage."""
@@ -176,8 +178,8 @@ class Outages:
         told = [f"{task} ({finding or 'its body has ended'})" for task, finding in self._lost.values()]
         names = ", ".join(told[:_NAMED]) + (f" and {len(told) - _NAMED} others" if len(told) > _NAMED else "")
         text = (
-            "The store of locks answers again after %.1f s: %d tasks were postponed, %d went on without a lock, "
-            "%d leases were lost" + (": %s" if told else "")
+            "The store of locks answers again after %.1f s; tasks postponed: %d, tasks that went on without a lock: %d, "
+            "leases lost: %d" + (", of %s" if told else "")
         )
         numbers = self._counts["postponed"], self._counts["without"], len(told)
         return text, (self._answers_since - self._began, *numbers, *([names] if told else []))

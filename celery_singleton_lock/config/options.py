@@ -6,6 +6,7 @@ The tables of README.md and the docstring of `SingletonMixin` repeat the documen
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -132,7 +133,8 @@ class Options:
         "and returns that number")
     on_duplicate: Policy | Callable[..., Any] = _row(  # noqa: RUF009
         "skip", _is_policy,
-        f"be {', '.join(map(repr, NAMED))}, a policy object, as Skip(), or a callable that takes (task, holder)",
+        f"be {', '.join(map(repr, NAMED))}, a policy object, as Skip() or Debounce(quiet, max_quiet), "
+        "or a callable that takes (task, holder)",
         ', '.join(f'`"{name}"`' for name in NAMED) + ', a policy object, or a callable `(task, holder) -> policy`',
         read=lambda value: as_policy(value) or value)
     lock_from: LockFrom = _row(  # noqa: RUF009
@@ -211,6 +213,11 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
     url_name: str = "singleton_lock_url"  # the setting that the URL comes from, as the user spells it
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without user, password and options; of several servers, the last one that has a login."""
+        return re.sub(r"//.*@", "//", self.url).partition("?")[0]
 # fmt: on
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -126,8 +125,7 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, parent: Any) -> None:
         settings = context_of(parent.app).settings
-        where = without_login(settings.url)
-        logger.info("Singleton locks in %s (from %s): %s", where, settings.url_name, self._ttls())
+        logger.info("Singleton locks in %s (from %s): %s", settings.shown_url, settings.url_name, self._ttls())
         if celery.VERSION[:2] > NEWEST_CELERY:
             text = (
                 "Celery %d.%d is newer than %d.%d, the newest that this version of celery_singleton_lock is tested with"
@@ -238,11 +236,6 @@ def _send_event(worker: Any, callbacks: CallbackRunner, event: str, fields: Mapp
     dispatcher = getattr(worker.consumer, "event_dispatcher", None)
     if dispatcher is not None:
         callbacks.call(partial(dispatcher.send, event, **fields))
-
-
-def without_login(url: str) -> str:
-    """Return a store's URL without user, password and options; of several servers, the last one that has a login."""
-    return re.sub(r"//.*@", "//", url).partition("?")[0]
 
 
 def _check_store(context: ProcessContext, tasks: Mapping[str, str]) -> None:

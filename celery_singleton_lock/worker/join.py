@@ -49,10 +49,11 @@ def refuse_unreadable_results(task: Any) -> None:
         ConfigurationError: it has no result backend, or one whose results go to the caller alone, or stay in one process.
     """
     uri = task.backend.as_uri()
+    shown = "cache+memory://" if uri.startswith("memory:") else uri  # as users spell it
     shared_locks = task.app.conf.get("singleton_lock_url") != "memory://"
     if uri.startswith(("disabled:", "rpc:", *(["memory:"] if shared_locks else []))):
         raise ConfigurationError(
-            f"task {task.name}: on_duplicate='join' needs a result backend that workers can read, not {uri}"
+            f"task {task.name}: on_duplicate='join' needs a result backend that workers can read, not {shown}"
         )
 
 

@@ -59,9 +59,9 @@ def test_outage_under_load(
     lost = [line for line in lines(worker)[before:] if "lost its lock" in line or "reacquired its lock" in line]
     assert len(lost) <= 2
     assert 2 * processes + len(lost) == len(lines(worker)[before:]), lines(worker)[before:]
-    (told,) = [end for end in ends if " 1 leases were lost" in end]
+    (told,) = [end for end in ends if "leases lost: 1, of " in end]
     assert f"job.skip_shortest[{holder.id}] (nobody else had its lock)" in told
-    assert sum(int(end.partition(" tasks were postponed")[0].rpartition(" ")[2]) for end in ends) >= len(results)
+    assert sum(int(end.partition("; tasks postponed: ")[2].partition(",")[0]) for end in ends) >= len(results)
 
 
 def test_who_ran_meanwhile(

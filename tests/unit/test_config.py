@@ -301,6 +301,12 @@ def test_own_way_to_make_the_key_replaces_the_settings(make_app: MakeApp) -> Non
         config_for(bound(make_app(singleton_unique_on=[], singleton_lock_key="{account}")))
 
 
+def test_debounce_is_no_name(make_app: MakeApp) -> None:
+    """Whoever gives "debounce" as a name is told how to write it."""
+    with pytest.raises(ConfigurationError, match=r"on_duplicate='debounce' must .*Debounce\(quiet, max_quiet\)"):
+        config_for(bound(make_app(), on_duplicate="debounce"))
+
+
 def test_none_is_not_given(make_app: MakeApp) -> None:
     """None as a task's option or as its app setting means: not given."""
     app = make_app(**{f"singleton_{name}": None for name in DEFAULTS})

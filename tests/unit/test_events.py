@@ -140,7 +140,8 @@ def test_outage_is_reported(events: EventLogger, caplog: pytest.LogCaptureFixtur
     (line,) = [record.getMessage() for record in caplog.records if "could not renew" in record.getMessage()]
     assert "Task app.sync[id-1] on node (pid 7) could not renew its lock: away; key b:{x}:lock:d" == line
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert 1 == len([warning for warning in warnings if warning.startswith("The store of locks is unreachable: away.")])
+    begin = "The store of locks is unreachable at memory://: away."
+    assert 1 == len([warning for warning in warnings if warning.startswith(begin)])
     assert ("app.sync", "b:{x}:lock:d", "id-1", error) == tuple(
         seen[0][name] for name in ("task", "key", "task_id", "error")
     )

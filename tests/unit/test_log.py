@@ -13,6 +13,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import Debounce, Holder, RetryLater, SingletonTask, StoreError, StoreUnavailable
+from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.lease import LeaseState
@@ -20,7 +21,6 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker import replaced
-from celery_singleton_lock.worker.bootstep import without_login
 from celery_singleton_lock.worker.copies import Copies
 from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.servers import free_port, until
@@ -257,4 +257,4 @@ def test_ids_are_escaped(task: Any, records: list[logging.LogRecord]) -> None:
 )
 def test_url_without_login(url: str, shown: str) -> None:
     """No part of a password is shown, however odd the URL is."""
-    assert without_login(url) == shown
+    assert Settings(url).shown_url == shown

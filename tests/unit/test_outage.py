@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError, StoreUnavailable
+from celery_singleton_lock.config.options import Settings
+from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
@@ -43,7 +45,7 @@ def store(clock: Clock) -> Store:
 
 @pytest.fixture
 def outages(store: Store, clock: Clock) -> Outages:
-    made = Outages(store.write, lambda callback: callback(), clock)
+    made = Outages("redis://store:6379/0", store.write, lambda callback: callback(), clock)
     made.wake = store.due.append
     return made
 
@@ -77,14 +79,23 @@ def test_outage_under_load(outages: Outages, store: Store, clock: Clock, lines: 
     store.error = None
     watch(outages, clock, 10.0)
     begin, end = lines(logging.WARNING)
-    assert (
-        begin == "The store of locks is unreachable: away. Until it answers, lines about single tasks have level DEBUG"
+    assert begin == (
+        "The store of locks is unreachable at redis://store:6379/0: away. "
+        "Until it answers, lines about single tasks have level DEBUG"
     )
     assert end == (
-        "The store of locks answers again after 60.0 s: 2000 tasks were postponed, 1000 went on without a lock, "
-        "0 leases were lost"
+        "The store of locks answers again after 60.0 s; tasks postponed: 2000, tasks that went on without a lock: 1000, "
+        "leases lost: 0"
     )
     assert 3002 == len(lines(logging.DEBUG))
+
+
+def test_login_is_not_shown(lines: Any) -> None:
+    """The line names the store of the settings, without a login."""
+    context = ProcessContext(Settings("redis://:s3cret@127.0.0.1:1/0"))
+    context.outages.failed(AWAY, lambda callback: callback())
+    context.end()
+    assert "The store of locks is unreachable at redis://127.0.0.1:1/0: away." in lines(logging.WARNING)[0]
 
 
 def test_refusal_is_no_outage(outages: Outages, store: Store, lines: Any) -> None:
@@ -110,7 +121,7 @@ def test_lost_leases(outages: Outages, store: Store, clock: Clock, lines: Any) -
     watch(outages, clock, 10.0)
     end = lines(logging.WARNING)[-1]
     assert end.endswith(
-        "3 leases were lost: x[id-0] (nobody else had its lock), x[id-1] (another task had its lock meanwhile), "
+        "leases lost: 3, of x[id-0] (nobody else had its lock), x[id-1] (another task had its lock meanwhile), "
         "x[id-2] (its body has ended)"
     )
 
@@ -124,7 +135,7 @@ def test_many_lost_leases(outages: Outages, store: Store, clock: Clock, lines: A
     store.error = None
     watch(outages, clock, 10.0)
     end = lines(logging.WARNING)[-1]
-    assert "1000 leases were lost: x[id-0]" in end
+    assert "leases lost: 1000, of x[id-0]" in end
     assert end.endswith("x[id-4] (nobody else had its lock) and 995 others")
 
 
@@ -163,7 +174,7 @@ def test_outage_after_another(outages: Outages, store: Store, clock: Clock, line
         outages.count("postponed")
         store.error = None
         watch(outages, clock, 100.0)
-    assert 2 == len([line for line in lines(logging.WARNING) if ": 1 tasks were postponed" in line])
+    assert 2 == len([line for line in lines(logging.WARNING) if "; tasks postponed: 1, " in line])
 
 
 def test_status_and_events(outages: Outages, store: Store, clock: Clock) -> None:
