@@ -318,6 +318,15 @@ def test_running_body(env: WorkerEnvironment, celery: Run) -> None:
     assert [] == env.lock_signals(env.key(), "lock_lost")
 
 
+def test_two_workers_with_one_name(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode]) -> None:
+    """A lock is not released as long as one of the workers that have the holder's node name runs the task."""
+    env.hold()
+    other = fresh_worker(WorkerSpec("solo", 1, ("--hostname", env.worker.hostname())), ready=False)
+    until(lambda: " ready." in other.logs(), "the other worker is ready")
+    answers = [locks.release(env.app, env.key(), dry_run=True) for _ in range(8)]
+    assert {"refused"} == {answer.outcome for answer in answers}
+
+
 def test_force(env: WorkerEnvironment, celery: Run) -> None:
     """With --force it is released, the holder is told, and the next one may start."""
     key = env.key("skip_short")

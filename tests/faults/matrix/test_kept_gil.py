@@ -19,12 +19,12 @@ def test_regex() -> None:
         env.wait("regex")
         copies = 0
         while not env.ledger.events("end", run=body["run"]):
-            assert copies < 200, "the body never ends"  # it needs up to 24 s on a shared processor
+            assert copies < 500, "the body never ends"  # it needs 12 s of a processor, however many others share that
             env.send("skip", "a", ["sleep"], queue="two")
             copies += 1
             env.last(0.5)
         end = env.end(body)
-        env.measured("13 GIL held: the body took", 105, since(body, end["at"]), at_least=12)
+        env.measured("13 GIL held: the body took", 260, since(body, end["at"]), at_least=12)
         env.gone(body)
         env.finish()
         assert not env.ledger.events("lost")
