@@ -113,8 +113,12 @@ def base_conf(
     extra_conf: dict[str, Any],
 ) -> dict[str, Any]:
     """Configuration that the module's workers and the tests' app share."""
+    broker_url = celery_broker_cluster[0].config()["url"]
+    timeout = extra_conf.get("broker_transport_options", {}).get("visibility_timeout")
+    if timeout and broker_url.startswith("redis:"):  # which counts for the messages of all workers of a database
+        broker_url = f"{broker_url.rpartition('/')[0]}/{10 + timeout % 6}"
     return {
-        "broker_url": celery_broker_cluster[0].config()["url"],
+        "broker_url": broker_url,
         "result_backend": celery_backend_cluster[0].config()["url"],
         "test_directory": str(run_directory),
         "task_track_started": True,
