@@ -301,6 +301,11 @@ def commands_before_a_copy(
         came_late = time.monotonic() > sent + ttl and not cost.look
         result.get(timeout=SOON, propagate=False)
         wait_until_idle(env, node)
+        expected = len(cost.decided.split()) + len(cost.afterwards.split()) + 1  # the holder's release
+        until(
+            lambda: len(scripts_of(monitor.so_far())) >= expected,
+            "its copy has come: the worker keeps it beside its pool",
+        )
     env.let_go(tag)
     for holder in holders:
         env.get(holder)
@@ -328,6 +333,8 @@ def test_commands_where_another_waits(env: WorkerEnvironment, queue: str, own_st
 def test_commands_of_a_replaced_holder(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
     """Under replace, a holder that stops costs no command more: its release names who replaces it."""
     node, elsewhere = env.worker_of("prefork"), env.worker_of("gevent").worker_queue
+    duplicate = DUPLICATES["replace"]
+    expected = [*duplicate.decided.split(), *duplicate.afterwards.split(), "release"]
 
     def attempt(ttl: float) -> list[str] | None:
         tag = env.other_tag(f"{ttl:g}")
@@ -339,10 +346,9 @@ def test_commands_of_a_replaced_holder(env: WorkerEnvironment, queue: str, own_s
             came_late = time.monotonic() > sent + ttl
             env.wait_for_state(first, "REVOKED")
             wait_until_idle(env, node)
+            until(lambda: len(scripts_of(monitor.so_far())) >= len(expected), "its copy has come")
         return None if came_late else scripts_of(monitor.commands)
 
-    duplicate = DUPLICATES["replace"]
-    expected = [*duplicate.decided.split(), *duplicate.afterwards.split(), "release"]
     assert sorted(expected) == sorted(in_time(attempt))
 
 

@@ -30,7 +30,13 @@ def broker_kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def extra_conf(redis_server: Any) -> dict[str, Any]:
     """Have Redis deliver again soon."""
-    options = {"visibility_timeout": 3, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
+    # A worker that is killed while it looks for such messages keeps others from it until the mutex expires.
+    options = {
+        "visibility_timeout": 3,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 2,
+    }
     return {"broker_transport_options": options, "singleton_lock_url": redis_server.url()}
 
 
