@@ -171,6 +171,12 @@ def test_holder_without_a_result(env: WorkerEnvironment) -> None:
     assert env.starts()[1]["at"] - env.events("end")[0]["at"] > 0.9
 
 
+def look_again(env: WorkerEnvironment, *results: AsyncResult) -> None:
+    """Wait until each of these duplicates has come three times more: the second time it would run if the lock was free."""
+    for result in results:
+        env.worker.wait_for_lines(result.id, "received", count=3 + len(env.worker.lines(result.id, "received")))
+
+
 @pytest.mark.parametrize(("act", "end"), [("hold_replace", "held"), ("hold_replace_chain", "then {}")])
 def test_replaced_holder(env: WorkerEnvironment, act: str, end: str) -> None:
     """If the holder ends with `self.replace()`, its duplicates end with the result of the replacement, and none of them runs.
@@ -183,7 +189,7 @@ def test_replaced_holder(env: WorkerEnvironment, act: str, end: str) -> None:
     env.let_go()
     env.wait_for("start", stage)
     until(lambda: not env.is_locked("join"), "the lock is free")
-    time.sleep(3)  # the others look again meanwhile, and may run after a second
+    look_again(env, *others)
     env.let_go(stage)
     assert [end.format(env.tag)] * 4 == [env.get(result) for result in (first, *others)]
     assert [first.id] == order(env)
@@ -197,7 +203,7 @@ def test_replacement_that_fails(env: WorkerEnvironment) -> None:
     other = joiner(env)
     env.let_go()
     env.wait_for("start", stage)
-    time.sleep(3)  # as above
+    look_again(env, other)
     env.let_go(stage)
     assert [Boom.__name__] * 2 == [type(env.error(result)).__name__ for result in (first, other)]
     assert [first.id] == order(env)
