@@ -78,11 +78,16 @@ def terminate(task: Any, request: Any, wanted: LeaseRequest, holder: Holder) -> 
     arguments = {"task_id": holder.task_id, "replacement": request.id}
     try:
         log.warning("has %s terminated, which did not stop", holder)
-        answers = task.app.control.broadcast(
-            singleton_replace.__name__, arguments, [holder.node], reply=True, timeout=_PATIENCE
-        )
+        # Not with a connection of the pool: after a question without an answer its channel still polls. A main process forks
+        # children, and Kombu has each of them close the pool, which waits for an answer to that poll.
+        with task.app.connection_for_write() as connection:
+            answers = task.app.control.broadcast(
+                singleton_replace.__name__, arguments, [holder.node], connection, reply=True, timeout=_PATIENCE
+            )
     except Exception as failure:  # the broker; the next copy tries again
         log.warning("could not have %s terminated: %r", holder, failure)
         return
-    if [{holder.node: {"error": CANNOT_TERMINATE}}] == answers:
+    if not answers:
+        log.warning("%s did not answer within %g s", holder.node, _PATIENCE)
+    elif [{holder.node: {"error": CANNOT_TERMINATE}}] == answers:
         log.warning("waits, as its pool cannot terminate %s", holder)

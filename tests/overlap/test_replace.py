@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -163,6 +165,29 @@ def test_stubborn_body_is_terminated(env: WorkerEnvironment, prefork: None) -> N
     assert "done" == env.get(second)
     assert [first.id, second.id] == order(env)
     assert 1 == len(env.worker.wait_for_lines("WARNING", second.id, "terminated"))
+
+
+def test_holder_whose_worker_does_not_answer(
+    env: WorkerEnvironment, prefork: None, fresh_worker: Callable[..., LocalWorkerNode]
+) -> None:
+    """A main process that asks in vain to have a holder terminated forks children that work.
+
+    In a forked process, Kombu closes the pooled connections of its parent, and there waits for the answer to the parent's poll.
+    """
+    frozen, worker = fresh_worker(WorkerSpec("prefork", 1)), fresh_worker(WorkerSpec("prefork", 2))
+    first = env.hold("replace_hard", queue=frozen.worker_queue)
+    os.kill(frozen.container.process.pid, signal.SIGSTOP)
+    try:
+        second = env.job("replace_hard").apply_async((env.tag,), queue=worker.worker_queue)
+        worker.wait_for_lines(second.id, "did not answer", "MainProcess")
+        for number in range(4):
+            tag = env.other_tag(str(number))
+            env.hold("skip", tag, queue=worker.worker_queue)
+            env.kill_body(env.starts(tag)[0])
+    finally:
+        os.kill(frozen.container.process.pid, signal.SIGCONT)
+    env.wait_for_state(first, states.REVOKED)
+    assert "done" == env.get(second)
 
 
 @pytest.mark.parametrize("greenlets", ["gevent", "eventlet"])
