@@ -12,7 +12,7 @@ from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
 
-from celery_singleton_lock.worker.delivery import PROPERTY, new_token
+from celery_singleton_lock.delivery.properties import PROPERTY, new_token
 
 
 def request_of(task: Any, args: Sequence[Any], supervised: bool = False) -> dict[str, Any]:

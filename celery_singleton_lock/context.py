@@ -47,6 +47,7 @@ class ProcessContext:
         self.store = store or open_store(settings, limit, self.access)
         self._watch = BackgroundLoop(self.outages.look, self.events.loop_failed)
         self.outages.wake = self._watch.wake
+        self.loops = [self._watch]  # they end with the context
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
@@ -88,7 +89,8 @@ class ProcessContext:
     def end(self) -> None:
         """End the threads of a context that no body uses any more, and close its connections."""
         self.renewer.end()
-        self._watch.end()
+        for loop in self.loops:
+            loop.end()
         self.callbacks.end()
         self._renewal_store.close()
         self.store.close()

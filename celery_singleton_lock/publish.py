@@ -17,9 +17,12 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.decision import policy_of
+from celery_singleton_lock.delivery.noting import note_failure
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send as send_signal
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies import Raise, Skip, name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
@@ -34,9 +37,6 @@ from celery_singleton_lock.reservation import (
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
 from celery_singleton_lock.store.records import NOTHING, Noted
-from celery_singleton_lock.worker.decision import policy_of
-from celery_singleton_lock.worker.dispatch import publish_next
-from celery_singleton_lock.worker.noting import note_failure
 
 
 def is_locked_at_publish(task: Any) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from celery_singleton_lock import remote
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.store.protocol import LockStore
@@ -16,8 +17,6 @@ from celery_singleton_lock.texts import printable
 RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
 #: It was not asked, as the broker could not be reached.
 UNREACHABLE = "unreachable"
-#: Seconds in which a Redis that is the broker must answer: unless Celery's transport options say so, Kombu waits for ever.
-_BROKER_TIMEOUT = 3.0
 #: More answers than there are: Celery would stop at the first one of each node, and two workers may have one name.
 _ALL_ANSWERS = 1_000_000
 #: Seconds in which a worker has surely heard from its process that it has begun a task.
@@ -103,18 +102,12 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
     None: the broker could not be reached.
     """
     try:
-        with app.connection_for_write() as connection:
-            if connection.transport.driver_type == "redis":
-                bounds = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _BROKER_TIMEOUT)
-                connection.transport_options = {**bounds, **connection.transport_options}
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            options = {"reply": True, "timeout": timeout, "limit": _ALL_ANSWERS, "connection": connection}
-            replies: Any = app.control.broadcast("singleton_locks", destination=nodes, **options)
+        replies = remote.ask(app, remote.LOCKS, nodes, timeout, limit=_ALL_ANSWERS)
     except Exception as error:  # the broker
         logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
         return None
     known: dict[str, list[tuple[str, int | None]]] = {}
-    for node, told in [item for reply in replies or () for item in reply.items()]:
+    for node, told in [item for reply in replies for item in reply.items()]:
         if "tasks" in told:  # else the error of a worker without this command
             known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in told["tasks"])
     return known

@@ -23,12 +23,12 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.line.copies import copies_of
 from celery_singleton_lock.policies import Policy, PolicyName
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.awaitable import problem_of_async
-from celery_singleton_lock.worker.copies import copies_of
 from celery_singleton_lock.worker.guard import defined_in, install, users_call
 from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class

@@ -20,9 +20,9 @@ from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.task_config import config_for, forget_configs
 from celery_singleton_lock.context import ProcessContext, context_of, replace_context
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
 from celery_singleton_lock.task import SingletonMixin
-from celery_singleton_lock.worker.dispatch import publish_next
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
 

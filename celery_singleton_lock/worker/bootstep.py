@@ -17,19 +17,19 @@ from celery_singleton_lock.config.options import Options, spelling
 from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import REGISTER_INTERVAL, ProcessContext, context_of
+from celery_singleton_lock.delivery.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.keys.canonical import escaped
+from celery_singleton_lock.line.copies import end_copies
+from celery_singleton_lock.line.handover import HandOver
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
-from celery_singleton_lock.worker.copies import end_copies
-from celery_singleton_lock.worker.destination import longest_delay, visibility_timeout
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages, watch
 from celery_singleton_lock.worker.failures import FailureChannel
-from celery_singleton_lock.worker.handover import HandOver
 from celery_singleton_lock.worker.join import refuse_unreadable_results
 from celery_singleton_lock.worker.request import is_prefork
 

@@ -10,11 +10,10 @@ from typing import Any
 
 from celery.worker.control import control_command, inspect_command
 
-#: Answer of a worker whose pool cannot terminate tasks.
-CANNOT_TERMINATE = "the pool cannot terminate tasks"
+from celery_singleton_lock.remote import CANNOT_TERMINATE, LOCKS, REPLACE
 
 
-@inspect_command()  # type: ignore[untyped-decorator]
+@inspect_command(name=LOCKS)  # type: ignore[untyped-decorator]
 def singleton_locks(state: Any, **_: Any) -> dict[str, Any]:
     """Tasks with locks that this worker runs, and how its store does."""
     from celery_singleton_lock.context import context_of
@@ -22,7 +21,7 @@ def singleton_locks(state: Any, **_: Any) -> dict[str, Any]:
     return {"tasks": tasks_with_locks(state.app), "store": context_of(state.app).outages.status()}
 
 
-@control_command(args=[("task_id", str), ("replacement", str)], signature="<task_id> <replacement>")  # type: ignore[untyped-decorator]
+@control_command(name=REPLACE, args=[("task_id", str), ("replacement", str)], signature="<task_id> <replacement>")  # type: ignore[untyped-decorator]
 def singleton_replace(state: Any, task_id: str, replacement: str, **_: Any) -> dict[str, Any]:
     """Terminate a task that a newer message replaces."""
     from celery.worker.state import active_requests

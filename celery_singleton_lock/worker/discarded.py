@@ -14,10 +14,10 @@ from celery.worker import state as worker_state
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation_of
-from celery_singleton_lock.worker.dispatch import publish_next
 
 #: Attribute of an app: its `WaitingMessages`.
 WAITING = "_celery_singleton_lock_waiting"

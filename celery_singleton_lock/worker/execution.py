@@ -15,9 +15,14 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.delivery.noting import note_acquire, note_end
+from celery_singleton_lock.delivery.properties import delivery_of, take_token
+from celery_singleton_lock.delivery.republish import forget_retry_state, is_redelivered, lock_options_of, retry_state_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.line.joining import place_of, publish_copy
+from celery_singleton_lock.line.message import task_id_of
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
@@ -25,15 +30,10 @@ from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.awaitable import completed
-from celery_singleton_lock.worker.delivery import delivery_of, take_token
-from celery_singleton_lock.worker.dispatch import task_id_of
 from celery_singleton_lock.worker.join import join
-from celery_singleton_lock.worker.line import place_of, publish_copy
-from celery_singleton_lock.worker.noting import note_acquire, note_end
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.release import EXECUTION, Execution, release
 from celery_singleton_lock.worker.replaced import end_replaced
-from celery_singleton_lock.worker.republish import forget_retry_state, is_redelivered, lock_options_of, retry_state_of
 
 Body = Callable[[], Any]
 

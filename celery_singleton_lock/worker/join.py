@@ -18,15 +18,15 @@ from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.decision import decide, policy_of
+from celery_singleton_lock.delivery.destination import shortened
+from celery_singleton_lock.delivery.republish import retry_state_of, signature_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Fail, Follow
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
-from celery_singleton_lock.worker.decision import decide, policy_of
-from celery_singleton_lock.worker.destination import shortened
 from celery_singleton_lock.worker.postpone import publish_or_reject
-from celery_singleton_lock.worker.republish import retry_state_of, signature_of
 
 #: Shortest time in seconds for which the lock is free, without a result, before the body runs again.
 _SHORTEST_FREE = 1.0

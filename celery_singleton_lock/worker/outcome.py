@@ -11,27 +11,27 @@ from celery.exceptions import Ignore
 from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
-from celery_singleton_lock.events import TASK_SKIPPED, send
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import about
-from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
-from celery_singleton_lock.worker.canvas import revoke_successors
-from celery_singleton_lock.worker.decision import decide, policy_of
-from celery_singleton_lock.worker.delivery import delivery_of
-from celery_singleton_lock.worker.destination import goes_to_several_queues
-from celery_singleton_lock.worker.dispatch import publish_next
-from celery_singleton_lock.worker.join import follow
-from celery_singleton_lock.worker.line import leave
-from celery_singleton_lock.worker.noting import note_failure
-from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
-from celery_singleton_lock.worker.replaced import drop_replaced
-from celery_singleton_lock.worker.republish import (
+from celery_singleton_lock.delivery.decision import decide, policy_of
+from celery_singleton_lock.delivery.destination import goes_to_several_queues
+from celery_singleton_lock.delivery.noting import note_failure
+from celery_singleton_lock.delivery.properties import delivery_of
+from celery_singleton_lock.delivery.republish import (
     ignores_result,
     is_redelivered,
     note_unfinished,
 )
+from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
+from celery_singleton_lock.events import TASK_SKIPPED, send
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.line.dispatch import publish_next
+from celery_singleton_lock.line.joining import leave
+from celery_singleton_lock.log import about
+from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
+from celery_singleton_lock.worker.canvas import revoke_successors
+from celery_singleton_lock.worker.join import follow
+from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
+from celery_singleton_lock.worker.replaced import drop_replaced
 
 
 def handle_duplicate(

@@ -12,18 +12,18 @@ from celery.states import SUCCESS
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.errors import DuplicateTask, StoreError
-from celery_singleton_lock.log import TaskLog, about
-from celery_singleton_lock.policies import RetryLater
-from celery_singleton_lock.store.protocol import LeaseRequest
-from celery_singleton_lock.worker.destination import shortened
-from celery_singleton_lock.worker.republish import (
+from celery_singleton_lock.delivery.destination import shortened
+from celery_singleton_lock.delivery.republish import (
     RetryState,
     ignores_result,
     is_redelivered,
     retry_state_of,
     signature_of,
 )
+from celery_singleton_lock.errors import DuplicateTask, StoreError
+from celery_singleton_lock.log import TaskLog, about
+from celery_singleton_lock.policies import RetryLater
+from celery_singleton_lock.store.protocol import LeaseRequest
 
 FIRST_REDELIVERY_CHECK = 0.2  # seconds
 

@@ -12,14 +12,14 @@ from celery.signals import task_postrun
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.delivery.noting import note_failure
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import Kept
-from celery_singleton_lock.worker.dispatch import publish_next
-from celery_singleton_lock.worker.noting import note_failure
 
 #: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
 EXECUTION = "_singleton_execution"

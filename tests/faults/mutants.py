@@ -366,7 +366,7 @@ MUTANTS = (
     ),
     Mutant(
         "what the event loop does not receive is published",
-        "worker/handover.py",
+        "line/handover.py",
         "        self._watch.wake(now() + LOOK_INTERVAL)\n",
         "",
         "tests/overlap/test_handover.py::test_soft_shutdown",

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import DuplicateTask, Holder, StoreUnavailable
 from celery_singleton_lock import signals as lock_signals
-from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.tasks import make_app

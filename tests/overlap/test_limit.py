@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec

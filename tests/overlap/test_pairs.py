@@ -15,7 +15,7 @@ from celery import Celery
 from pytest_celery import CeleryWorkerCluster
 
 from celery_singleton_lock import DuplicateTask, LockLost, StoreUnavailable, TooManyStarts
-from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
+from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import WorkerSpec

@@ -14,8 +14,8 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask, Replace
-from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec

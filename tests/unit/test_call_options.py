@@ -28,10 +28,10 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
 from celery_singleton_lock.config.task_config import config_for, config_of_call
+from celery_singleton_lock.delivery.republish import lock_options_of
 from celery_singleton_lock.policies import NAMED, portable_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker.republish import lock_options_of
 from tests.unit.conftest import MakeApp
 from tests.unit.test_republish import published
 from tests.unit.test_task import Singleton, deliver

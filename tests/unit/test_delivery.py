@@ -7,7 +7,7 @@ import pickle
 
 from celery.app.task import Context
 
-from celery_singleton_lock.worker.delivery import PROPERTY, Delivery, delivery_of, new_token, take_token
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, new_token, take_token
 
 
 def test_token_is_not_shown() -> None:

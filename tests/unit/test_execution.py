@@ -36,6 +36,8 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, replace_context
+from celery_singleton_lock.delivery.properties import Delivery, new_token
+from celery_singleton_lock.delivery.republish import RetryState
 from celery_singleton_lock.renewal import loop as loop_module
 from celery_singleton_lock.renewal import pending as pending_module
 from celery_singleton_lock.renewal.body import BodyRenewal
@@ -44,8 +46,6 @@ from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
 from celery_singleton_lock.testing import assert_free, assert_held, locked
 from celery_singleton_lock.worker import execution
-from celery_singleton_lock.worker.delivery import Delivery, new_token
-from celery_singleton_lock.worker.republish import RetryState
 from tests.servers import RedisServer, free_port
 from tests.unit.conftest import MakeApp
 from tests.unit.fake_store import FakeStore

@@ -14,9 +14,10 @@ import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
 
-from celery_singleton_lock.worker.dispatch import HAND_OVER, LineMessage, publish_next
-from celery_singleton_lock.worker.handover import MAX_MESSAGE, HandOver
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.line.dispatch import HAND_OVER, publish_next
+from celery_singleton_lock.line.handover import MAX_MESSAGE, HandOver
+from celery_singleton_lock.line.message import LineMessage
 from tests.servers import until
 
 #: A queue for each test: what one leaves on its way is published after its end.

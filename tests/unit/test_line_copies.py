@@ -16,12 +16,12 @@ from celery import Celery
 from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.destination import LONGEST_DELAY
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
+from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
+from celery_singleton_lock.line.dispatch import FIRST_RETRY
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker.copies import STORE_RETRY, Copies, Copy, request_of
-from celery_singleton_lock.worker.destination import LONGEST_DELAY
-from celery_singleton_lock.worker.dispatch import FIRST_RETRY
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
 from tests.servers import free_port
 from tests.unit.test_task import deliver
 

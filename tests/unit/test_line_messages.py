@@ -12,9 +12,10 @@ from celery.signals import before_task_publish
 from kombu.serialization import registry
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.line import dispatch
+from celery_singleton_lock.line.message import LineMessage
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker import dispatch
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
 from tests.servers import until
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
@@ -161,7 +162,7 @@ def test_publication_that_fails(
     monkeypatch.setattr(dispatch, "LONGEST_RETRY", 0.01)
     send, is_away, tries = dispatch._send, [True], []
 
-    def fail(app: Celery, message: dispatch.LineMessage) -> None:
+    def fail(app: Celery, message: LineMessage) -> None:
         tries.append(message.place.copy)
         if is_away or len(tries) < 3:
             raise OSError("the broker is away")

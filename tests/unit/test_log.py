@@ -16,13 +16,13 @@ from celery_singleton_lock import Debounce, Holder, RetryLater, SingletonTask, S
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.lease import LeaseState
+from celery_singleton_lock.line.copies import Copies
+from celery_singleton_lock.line.joining import terminate
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker import replaced
-from celery_singleton_lock.worker.copies import Copies
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.servers import free_port, until
 from tests.unit.test_line_copies import kept
 from tests.unit.test_request import received, start
@@ -165,7 +165,7 @@ def dropped(app: Celery) -> None:
 
 def did_not_stop(app: Celery) -> None:
     task = locking_task(app, on_duplicate="replace")
-    replaced.terminate(task, SimpleNamespace(id="id-1"), request_of(task, "id-1"), Holder("older", "node"))
+    terminate(task, SimpleNamespace(id="id-1"), request_of(task, "id-1"), Holder("older", "node"))
 
 
 def without_store(app: Celery, **message: Any) -> None:

@@ -14,11 +14,11 @@ from kombu.common import Broadcast
 from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, RunOnceMore, Skip, signals
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker.delivery import PROPERTY, Delivery
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState
 from tests.unit.test_task import Singleton, deliver
 
 BROADCAST = {"delivery_info": {"exchange": "all", "routing_key": ""}}

@@ -14,9 +14,9 @@ from celery_singleton_lock import ConfigurationError, Holder, MaxStarts, Singlet
 from celery_singleton_lock.config.exclusions import EXCLUSIONS
 from celery_singleton_lock.config.options import TASK_OPTIONS, Options
 from celery_singleton_lock.config.task_config import config_for
+from celery_singleton_lock.delivery.decision import policy_of
 from celery_singleton_lock.policies import KINDS, as_policy
 from celery_singleton_lock.testing import assert_free, assert_held
-from celery_singleton_lock.worker.decision import policy_of
 from tests.pairs import NEEDS, PAIRS, VALUES, Pair, completed, options_of, refused_in
 from tests.unit import test_execution
 from tests.unit.fake_store import FakeStore

@@ -17,6 +17,7 @@ from celery_singleton_lock import lease as lease_module
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.line.joining import terminate
 from celery_singleton_lock.policies import as_policy, portable_policy
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Fail, RunLater, SkipRun
 from celery_singleton_lock.renewal.body import BodyRenewal
@@ -323,7 +324,7 @@ class Control:
     [
         ([{"node@host": {"ok": "id-1"}}], []),
         ([{"node@host": {"error": "the pool cannot terminate tasks"}}], ["cannot terminate"]),
-        ([], []),  # the worker of a solo pool answers once the body is over
+        ([], ["did not answer"]),  # the worker of a solo pool answers once the body is over
         (OSError("no broker"), ["could not have"]),
     ],
 )
@@ -338,7 +339,7 @@ def test_terminate(singleton: Singleton, caplog: pytest.LogCaptureFixture, answe
     task.push_request(id="id-2")
     wanted = LeaseRequest("base", "digest", "token", 30.0)
     with caplog.at_level("WARNING", "celery_singleton_lock"):
-        replaced.terminate(task, task.request, wanted, HOLDER)
+        terminate(task, task.request, wanted, HOLDER)
     task.pop_request()
     assert [("singleton_replace", {"task_id": "id-1", "replacement": "id-2"}, ["node@host"])] == control.sent
     first, *others = [record.getMessage() for record in caplog.records]

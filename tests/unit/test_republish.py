@@ -20,11 +20,11 @@ from kombu.exceptions import EncodeError
 from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery import destination
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
 from celery_singleton_lock.testing import locked
-from celery_singleton_lock.worker import destination
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import Singleton, deliver
 

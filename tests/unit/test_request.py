@@ -22,11 +22,11 @@ from kombu.message import Message
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.context import ProcessContext, context_of, replace_context
+from celery_singleton_lock.delivery.properties import Delivery, delivery_of, take_token
 from celery_singleton_lock.testing import memory_store
 from celery_singleton_lock.worker import request as worker
 from celery_singleton_lock.worker.bootstep import SingletonStep
 from celery_singleton_lock.worker.control import tasks_with_locks
-from celery_singleton_lock.worker.delivery import Delivery, delivery_of, take_token
 from tests.servers import until
 
 

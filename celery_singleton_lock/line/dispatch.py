@@ -5,82 +5,28 @@ from __future__ import annotations
 import math
 from base64 import b64decode
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from kombu.utils import json
+from typing import Any, Protocol
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.log import TaskLog, about
+from celery_singleton_lock.line.message import LineMessage
 from celery_singleton_lock.renewal.loop import BackgroundLoop
-from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireStatus, LeaseRequest, Place
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.store.protocol import AcquireStatus
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.worker.handover import HandOver
-
-_json: Any = json  # untyped in Kombu
-
-#: Attribute of an app: its `HandOver`, which processes of a pool inherit.
+#: Attribute of an app: its `Channel`, which processes of a pool inherit.
 HAND_OVER = "_celery_singleton_lock_handover"
 #: Attribute of a `ProcessContext`: its `Retries`.
 _RETRIES = "line_retries"
 #: Seconds until a publication that failed is tried again, and the longest such time, as it doubles.
 FIRST_RETRY, LONGEST_RETRY = 1.0, 16.0
-#: What is added to the number of a message that is published again: the first publication may have arrived all the same.
-NEXT_NUMBER = 0.001
 
 
-class LineMessage(NamedTuple):
-    """A message of the line, as the store keeps it and a worker publishes it. Its text is JSON."""
+class Channel(Protocol):
+    """A way to the main process of a worker."""
 
-    body: Any  # JSON, or Base64 text if the options have a `content_type`
-    queue: str | None  # to be declared
-    options: dict[str, Any]  # of `kombu.Producer.publish`
-    base: str  # of the keys of its lock
-    digest: str
-    limit: int
-    ttl: float
-
-    @classmethod
-    def of(cls, text: str) -> LineMessage:
-        """Return the message of a text."""
-        return cls(*_json.loads(text))
-
-    @property
-    def text(self) -> str:
-        """The message as the store keeps it."""
-        return str(_json.dumps(tuple(self)))
-
-    @property
-    def task_id(self) -> str:
-        """The task id of the message."""
-        return str(self.options["headers"]["id"])
-
-    @property
-    def place(self) -> Place:
-        """Its ticket, and its number among the copies of its message."""
-        state = self.options["headers"][RETRY_STATE_HEADER]
-        return Place(state["ticket"], state["copy"])
-
-    @property
-    def log(self) -> TaskLog:
-        """What logs about it."""
-        headers = self.options["headers"]
-        return about(headers["task"], headers["id"])
-
-    def again(self) -> LineMessage:
-        """Return the message with a number of its own: of two publications, one runs."""
-        state = self.options["headers"][RETRY_STATE_HEADER]
-        headers = {**self.options["headers"], RETRY_STATE_HEADER: {**state, "copy": state["copy"] + NEXT_NUMBER}}
-        return self._replace(options={**self.options, "headers": headers})
-
-    def request(self) -> LeaseRequest:
-        """Return the request of a delayed copy of the message."""
-        wanted = LeaseRequest(self.base, self.digest, LINE_TOKEN, self.ttl, self.task_id, queued=True, limit=self.limit)
-        wanted.place = self.place
-        return wanted
+    def offer(self, text: str) -> bool:
+        """Hand over a message of the line; return whether that is done."""
 
 
 def publish_next(app: Any, text: str) -> None:
@@ -89,7 +35,7 @@ def publish_next(app: Any, text: str) -> None:
     Arguments:
         text: what the store has named.
     """
-    channel: HandOver | None = app.__dict__.get(HAND_OVER)
+    channel: Channel | None = app.__dict__.get(HAND_OVER)
     if text and not (channel and channel.offer(text)):
         publish(app, text)
 
@@ -111,11 +57,6 @@ def _send(app: Any, message: LineMessage) -> None:
         producer.publish(body, declare=declare, **message.options)
 
 
-def task_id_of(text: str) -> str:
-    """Return the task id of a message of the line; "" if there is none."""
-    return LineMessage.of(text).task_id if text else ""
-
-
 def _retries_of(app: Any) -> Retries:
     context = context_of(app)
     found: Retries | None = context.__dict__.get(_RETRIES)
@@ -134,6 +75,7 @@ class Retries:
         self._context = context
         self._waiting: dict[str, tuple[float, float, LineMessage]] = {}  # by ticket: when it is due, the delay, it
         self._loop = BackgroundLoop(self._look, context.events.loop_failed)
+        context.loops.append(self._loop)
 
     def add(self, message: LineMessage, delay: float = FIRST_RETRY) -> None:
         """Give back the turn of a message, and try again after this delay."""

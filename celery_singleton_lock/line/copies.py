@@ -26,14 +26,15 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.destination import longest_delay
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
+from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, retry_state_of
 from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.line.dispatch import FIRST_RETRY
+from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
+from celery_singleton_lock.line.waiting import handle_copy, publish_again
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.worker.delivery import PROPERTY, Delivery
-from celery_singleton_lock.worker.destination import longest_delay
-from celery_singleton_lock.worker.dispatch import FIRST_RETRY
-from celery_singleton_lock.worker.line import LONGEST_COPY_DELAY, handle_copy, publish_again
-from celery_singleton_lock.worker.republish import RETRY_STATE_HEADER, retry_state_of
 
 #: Attribute of an app: its `Copies`.
 _COPIES = "_celery_singleton_lock_copies"

@@ -20,9 +20,10 @@ from kombu.serialization import dumps
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.line.dispatch import HAND_OVER, publish
+from celery_singleton_lock.line.message import LineMessage
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
-from celery_singleton_lock.worker.dispatch import HAND_OVER, LineMessage, publish
 
 _dumps: Any = dumps  # untyped in Kombu
 #: Longest message, in bytes, that is handed over. Others are published. A datagram may not be much longer on Linux.

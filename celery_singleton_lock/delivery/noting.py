@@ -10,12 +10,12 @@ from celery.exceptions import Retry, TaskPredicate
 from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.delivery.republish import RetryState
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
-from celery_singleton_lock.worker.republish import RetryState
 
 
 def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options, state: RetryState) -> None:

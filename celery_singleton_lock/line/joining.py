@@ -1,0 +1,177 @@
+"""How a message joins the line for a lock, and leaves it.
+
+The line in the store has what starts a message at once: the holder's end publishes it. The broker keeps the promise that the
+message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`, or each minute if that is
+shorter, and later if many messages wait before it. A copy never runs the body. If it is its message's turn, it publishes the
+message; otherwise it is followed by the next copy. It is dropped once the message has started. Message, copies and place in line
+have the same ticket.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery.exceptions import Reject
+from celery.utils import uuid
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import remote
+from celery_singleton_lock.config.task_config import TaskConfig
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.destination import goes_to_several_queues, shortened
+from celery_singleton_lock.delivery.republish import (
+    RetryState,
+    ignores_result,
+    is_redelivered,
+    retry_state_of,
+    signature_of,
+)
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.line.dispatch import publish_next
+from celery_singleton_lock.line.message import text_of
+from celery_singleton_lock.log import about
+from celery_singleton_lock.policies.decisions import Enqueue, Policy
+from celery_singleton_lock.store.protocol import (
+    LINE_TOKEN,
+    AcquireResult,
+    LeaseRequest,
+    LockStore,
+    Place,
+)
+
+#: Longest time, in seconds, after which the next copy of a waiting message comes.
+LONGEST_COPY_DELAY = 60.0
+#: By how much later, in seconds, for each message that waits before it. So the copies of a long line do not fill the queue.
+_FOR_EACH_BEFORE = 0.05
+#: Shortest such time.
+_SHORTEST = 0.01
+#: Seconds in which a worker must say whether its pool can terminate tasks.
+_PATIENCE = 1.0
+
+
+def place_of(task: Any, request: Any, policy: Any) -> Place | None:
+    """Return the place in line of a delivery; None where the line does not count."""
+    state = retry_state_of(request)
+    uses_line = isinstance(policy, Policy) and policy.uses_line
+    if not state.ticket and not uses_line:
+        return None
+    may_stop = policy.stops_holder if isinstance(policy, Policy) else True
+    # An own retry replaces nobody, but its redelivery may be that of a body that was replaced.
+    place = Place(state.ticket, state.copy, stop=may_stop and (not request.retries or is_redelivered(request)))
+    quiet = getattr(policy, "quiet", 0.0)
+    if not quiet or request.retries or request.is_eager or goes_to_several_queues(task.app, request):
+        return place
+    return place._replace(quiet=quiet, max_quiet=policy.max_quiet)
+
+
+def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> Place:
+    """Publish the message again with a delay, as it begins to wait; return the place that it joins the line with."""
+    place, delay = place_to_join(task, request, wanted, decision, result)
+    state = retry_state_of(request)
+    copied = state._replace(
+        ticket=place.ticket,
+        copy=place.next_copy,
+        waited=state.waited + delay,
+        stands_for=request.id,
+        ignore_result=ignores_result(task, request),
+        expires=request.expires,
+    )
+    try:
+        send_copy(task, request, delay, copied)
+    except Exception as failure:
+        if task.acks_late and isinstance(failure, (OperationalError, OSError)):  # as in `run_later`
+            raise Reject(failure, requeue=True) from failure
+        raise
+    if decision.terminate and result.holder:
+        terminate(task, request, wanted, result.holder)
+    return place
+
+
+def place_to_join(
+    task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult
+) -> tuple[Place, float]:
+    """Return the place that a message joins the line with, and the seconds after which its next copy is due."""
+    state = retry_state_of(request)
+    asked = wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
+    state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
+    delay = copy_delay(task, request, wanted, decision, result)
+    following = state.copy + 1 + random.random()
+    message = text_of(task, request, wanted, started_by(task, request, state))
+    place = Place(state.ticket, state.copy, decision.room, decision.replace, following, delay + wanted.ttl, message)
+    place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
+    return place._replace(gives_way=decision.gives_way), delay
+
+
+def copy_delay(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue, result: AcquireResult) -> float:
+    """Return the seconds after which the next copy of a message that waits is due.
+
+    That is the rest of a quiet time, a cooldown or a pause, if there is one: nobody's end starts the message then. It ends when
+    the message expires.
+    """
+    rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
+    interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
+    delay = min(interval, result.quiet or rest or interval, decision.within, seconds_left(request.expires))
+    return shortened(task.app, max(_SHORTEST, delay))
+
+
+def seconds_left(expires: Any) -> float:
+    """Return the seconds until a message expires: infinity if it never does."""
+    time_of = maybe_iso8601(expires) if expires else None
+    return maybe_make_aware(time_of).timestamp() - time.time() if time_of else math.inf
+
+
+def send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
+    """Publish a copy, which has a task id of its own, stores no result and does not expire."""
+    copy = signature_of(task, request, delay, state)
+    copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
+
+
+def started_by(task: Any, request: Any, state: RetryState) -> Any:
+    """Return the signature that publishes the message itself, with a number of its own: that of no delayed copy.
+
+    It differs each time, between those of this copy and the next. A copy that is delivered again, as its worker has died,
+    publishes the message once more: one of the two runs.
+    """
+    number = state.copy + 0.5 + 0.4 * random.random()
+    own = state._replace(copy=number, stands_for="", ignore_result=False, expires=None)
+    return signature_of(task, request, None, own)
+
+
+def terminate(task: Any, request: Any, wanted: LeaseRequest, holder: Holder) -> None:
+    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
+    log = about(task, request.id, wanted.lock, holder)
+    arguments = {"task_id": holder.task_id, "replacement": request.id}
+    try:
+        log.warning("has %s terminated, which did not stop", holder)
+        answers = remote.ask(task.app, remote.REPLACE, [holder.node], _PATIENCE, arguments)
+    except Exception as failure:  # the broker; the next copy tries again
+        log.warning("could not have %s terminated: %r", holder, failure)
+        return
+    if not answers:
+        log.warning("%s did not answer within %g s", holder.node, _PATIENCE)
+    elif [{holder.node: {"error": remote.CANNOT_TERMINATE}}] == answers:
+        log.warning("waits, as its pool cannot terminate %s", holder)
+
+
+def leave_line(
+    task: Any, config: TaskConfig, state: RetryState, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Take a message that no worker will start out of the line, and publish the next one if it was its turn."""
+    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
+    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    leave(task, context_of(task.app).store, wanted, state.ticket)
+
+
+def leave(task: Any, store: LockStore, wanted: LeaseRequest, ticket: str) -> None:
+    """Take a message out of the line, and publish the next one if it was its turn.
+
+    Raises:
+        StoreError: the store is unreachable, or refused.
+    """
+    publish_next(task.app, store.leave(wanted, ticket))
