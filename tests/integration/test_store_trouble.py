@@ -14,6 +14,7 @@ from celery_singleton_lock import StoreUnavailable
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor
 from tests.integration.test_budget import scripts_of
+from tests.overlap.test_line import enqueue
 from tests.servers import RedisServer, until
 
 #: Seconds: so long that a call fails only where a test means it to.
@@ -203,6 +204,23 @@ def test_frozen_store_costs_its_timeout(env: WorkerEnvironment, own_store: Redis
     assert took > STORE_TIMEOUT * 0.9
     assert 1 == len(env.lock_signals(env.key(name), "store_error"))
     assert 1 == scripts_of(own()).count("acquire"), own()
+
+
+def test_frozen_store_and_hard_time_limits(env: WorkerEnvironment, pool: str, own_store: RedisServer) -> None:
+    """Messages that wait in line are not ended by their time limits, for however long the store does not answer."""
+    if pool != "prefork":
+        pytest.skip("this pool ignores time limits")
+    first = env.hold("wait_short_ttl", lock_options={"lock_ttl": 60})
+    waiting = enqueue(env, "wait_short_ttl", 20, time_limit=3)
+    own_store.pause()
+    try:
+        time.sleep(4.5)  # the fault
+    finally:
+        own_store.resume()
+    time.sleep(4.0)  # so long that the store would forget a message without a copy
+    env.let_go()
+    assert "held" == env.get(first)
+    assert ["done"] * 20 == [env.get(result) for result in waiting]
 
 
 def test_release_does_not_touch_the_result(env: WorkerEnvironment, away: RedisServer) -> None:
