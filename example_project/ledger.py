@@ -24,9 +24,10 @@ CREATE TABLE IF NOT EXISTS payments (
 CREATE TABLE IF NOT EXISTS valuations (account TEXT, currency TEXT, amount REAL);
 CREATE TABLE IF NOT EXISTS reports (month TEXT, cents INTEGER);
 CREATE TABLE IF NOT EXISTS books (book TEXT PRIMARY KEY, members INTEGER);
+CREATE TABLE IF NOT EXISTS statements (cents INTEGER);
 CREATE TABLE IF NOT EXISTS runs (
     id INTEGER PRIMARY KEY, task TEXT, work TEXT, key TEXT, task_id TEXT, node TEXT, pid INTEGER,
-    started REAL, ended REAL);
+    fence INTEGER, started REAL, ended REAL);
 CREATE TABLE IF NOT EXISTS events (at REAL, kind TEXT, task TEXT, key TEXT, task_id TEXT, node TEXT, holder TEXT);
 """
 
@@ -115,6 +116,11 @@ def post_payment(payment: int, account: str, balance: int, fence: int | None) ->
             )
             if not written.rowcount:
                 raise StaleFence(f"account {account} was written under a later lease than {fence}")
+
+
+def total() -> int:
+    """Return the sum of all balances in cents."""
+    return number("SELECT sum(cents) FROM balances")
 
 
 def balance_of(account: str) -> int:

@@ -55,10 +55,25 @@ class Fleet:
         own = {"PYTHONPATH": _import_path(), "TMPDIR": str(directory)}
         self._environment = {**os.environ, **own, **environment}
         self._processes: dict[str, Process] = {}
+        self._commands: dict[str, Process] = {}  # that end by themselves
         self._warden = Warden(None if keep else directory)
 
     def start(self, name: str, command: list[str]) -> None:
         """Start a command as the leader of a new process group."""
+        self._processes[name] = self._start(name, command)
+
+    def start_command(self, name: str, *words: str) -> None:
+        """Start a command of Celery that ends by itself."""
+        self._commands[name] = self._start(name, _celery(*words))
+
+    def output_of(self, name: str) -> str:
+        """Return what such a command has printed, once, after its end; "" until then."""
+        if name not in self._commands or self._commands[name].poll() is None:
+            return ""
+        self._end([self._commands.pop(name)])
+        return self._log(name).read_text(errors="replace").rstrip()
+
+    def _start(self, name: str, command: list[str]) -> Process:
         with self._log(name).open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -69,16 +84,16 @@ class Fleet:
                 start_new_session=True,
             )
         self._warden.watch(process.pid)
-        self._processes[name] = process
+        return process
 
     def start_worker(self, name: str) -> None:
         """Start one of `WORKERS`."""
-        self._celery(name, "worker", "--hostname", node(name), *WORKERS[name], *_QUIET)
+        self.start(name, _celery("worker", "--hostname", node(name), *WORKERS[name], *_QUIET))
 
     def start_beat(self, name: str) -> None:
         """Start a beat with its own schedule file."""
         schedule = str(self._directory / f"{name}.schedule")
-        self._celery(name, "beat", "--schedule", schedule, "--pidfile=", "--loglevel", "INFO")
+        self.start(name, _celery("beat", "--schedule", schedule, "--pidfile=", "--loglevel", "INFO"))
 
     def check(self) -> None:
         """Raise `DemoFailed` if a process has ended that the demo did not stop."""
@@ -103,7 +118,7 @@ class Fleet:
 
     def close(self) -> None:
         """Kill all remaining processes."""
-        self._end(list(self._processes.values()))
+        self._end([*self._processes.values(), *self._commands.values()])
         self._processes.clear()
         self._warden.close()
 
@@ -115,14 +130,15 @@ class Fleet:
             process.wait()
             self._warden.forget(process.pid)
 
-    def _celery(self, name: str, *words: str) -> None:
-        self.start(name, [sys.executable, "-m", "celery", "-A", "example_project", *words])
-
     def _log(self, name: str) -> Path:
         return self._directory / f"{name}.log"
 
     def _tail(self, name: str) -> str:
         return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-15:])
+
+
+def _celery(*words: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", "example_project", *words]
 
 
 def _import_path() -> str:

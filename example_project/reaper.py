@@ -1,4 +1,4 @@
-"""Kills one whole worker while it holds locks, watches their keys in Redis, and restarts the worker later."""
+"""Kills one whole worker while it holds locks, shows them, watches their keys in Redis, and restarts the worker later."""
 
 from collections.abc import Callable
 from time import monotonic
@@ -29,16 +29,22 @@ class Reaper:
             str, tuple[float, int]
         ] = {}  #: key -> time of the last check, and the milliseconds that it had left then
         self._restarted = False
+        self._wrote_late = False
         self.kill: Kill | None = None
 
     def tick(self, elapsed: float) -> None:
-        """Kill, watch or restart."""
+        """Kill, or what follows: watch, show the locks, write late, restart."""
         if self.kill is None:
             if elapsed >= self._at:
                 self._look_for_victim(elapsed)
-        elif self._left:
+            return
+        if self._left:
             self._watch(self.kill)
-        if self.kill and not self._restarted and elapsed > self.kill.at + VISIBILITY_TIMEOUT + 1:
+        if shown := self._fleet.output_of("list"):
+            self._say(f"$ celery -A example_project singleton list\n{shown}")
+        if not self._wrote_late:
+            self._write_late(self.kill)
+        if not self._restarted and elapsed > self.kill.at + VISIBILITY_TIMEOUT + 1:
             self._restarted = True  # late, so that the picture shows how other workers take over
             self._fleet.start_worker(_worker(self.kill.node))
 
@@ -56,8 +62,8 @@ class Reaper:
         running = [run for run in story.runs(self._start) if run.ended is None]
         for run in running:
             if run.task == "import_rates" and YOUNGEST < elapsed - run.started < OLDEST:
-                company = [other for other in running if other.node == run.node]
-                if (len(company) > 1 or elapsed > self._at + PATIENCE) and self._all_wait_for_messages():
+                has_company = any(other.node == run.node and other.task == "sync_account" for other in running)
+                if (has_company or elapsed > self._at + PATIENCE) and self._all_wait_for_messages():
                     self._strike(run)
                     return
 
@@ -82,12 +88,33 @@ class Reaper:
         self._left = {other.key: self._look_at(other.key) for other in cut}
         works = ", ".join(other.work for other in cut)
         self._say(f"{at:5.1f} s  SIGKILL to all of {run.node}, which holds: {works}")
+        self._fleet.start_command("list", "singleton", "list")
         self._redis.ping()  # after this reply the server has closed the dead connections, and sends them no message
         for other in cut:
             if (
                 other.task == "sync_account"
             ):  # another task wants the account, and has to wait for the dead worker's lock
                 tasks.pay(other.work.partition(" ")[2], 100)
+
+    def _write_late(self, kill: Kill) -> None:
+        """Write as a dead body would whose write was still on its way, once the account was written under a later lease."""
+        runs = story.runs(self._start)
+        for cut in (run for run in runs if run.task == "sync_account" and story.was_cut(run, kill)):
+            account = cut.work.partition(" ")[2]
+            later = max((run.fence for run in runs if run.work == cut.work and run.ended), default=0)
+            payment = ledger.number("SELECT min(id) FROM payments WHERE account = ? AND NOT posted", account)
+            if later > cut.fence and payment:
+                try:
+                    ledger.post_payment(payment, account, 0, cut.fence)  # does nothing if a worker has just posted it
+                except ledger.StaleFence:
+                    self._wrote_late = True
+                    self._say(
+                        f"{cut.work}: a late write of {cut.node} with fence {cut.fence} is refused: {later} has written"
+                    )
+                else:
+                    if ledger.number("SELECT fence FROM balances WHERE account = ?", account) == cut.fence:
+                        kill.late_write = cut.work
+                return
 
     def _watch(self, kill: Kill) -> None:
         for key, (asked, before) in list(self._left.items()):

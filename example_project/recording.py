@@ -14,14 +14,15 @@ from celery.signals import worker_init, worker_ready
 from celery_singleton_lock import Holder, SingletonTask, signals
 from example_project import ledger
 
-_INSERT = "INSERT INTO runs (task, work, key, task_id, node, pid, started) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_INSERT = "INSERT INTO runs (task, work, key, task_id, node, pid, fence, started) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @contextmanager
 def recorded(task: SingletonTask, work: str) -> Iterator[None]:
     """Record the start and the end of a body. A killed body has no end."""
     request = task.request
-    row = (short(task), work, task.lease.key, request.id, request.hostname, os.getpid(), monotonic())
+    lease = task.lease
+    row = (short(task), work, lease.key, request.id, request.hostname, os.getpid(), lease.fence, monotonic())
     with ledger.transaction() as connection:
         run = connection.execute(_INSERT, row).lastrowid
     try:

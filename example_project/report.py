@@ -6,8 +6,8 @@ from example_project import tasks
 from example_project.constants import IMPORT_EVERY, LOCK_TTL
 from example_project.story import Run, Story, Takeover
 
-TASKS = ("import_rates", "sync_account", "monthly_report", "revalue", "close_book")
-HEADINGS = ("task", "runs", "skips", "retries", "refused", "overlaps", "takeover after the kill")
+TASKS = ("import_rates", "sync_account", "statement", "monthly_report", "revalue", "close_book")
+HEADINGS = ("task", "runs", "skips", "retries", "once more", "refused", "overlaps", "takeover after the kill")
 
 #: Seconds by which the key of a killed worker may outlive `lock_ttl`.
 KEY_SLACK = 0.5
@@ -39,6 +39,8 @@ def faults(story: Story, kill_wanted: bool) -> list[str]:
     found += [f"never ended: {run.work} on {run.node}" for run in story.unfinished()]
     if not any(run.task == "import_rates" and run.ended for run in story.runs):
         found.append("no import came to its end")
+    if story.kill and story.kill.late_write:
+        found.append(f"late write: {story.kill.late_write} of {story.kill.node} was written under an old fence")
     if kill_wanted and story.kill is None:
         found.append("no moment came to kill a worker that held the import")
     return found + [fault for takeover in story.takeovers() for fault in _late(takeover, story)]
@@ -47,7 +49,7 @@ def faults(story: Story, kill_wanted: bool) -> list[str]:
 def _row(story: Story, task: str) -> Iterator[str]:
     yield task
     yield str(sum(run.task == task for run in story.runs))
-    for kind in ("Skip", "RetryLater", "Raise"):
+    for kind in ("Skip", "RetryLater", "RunOnceMore", "Raise"):
         yield str(story.count(task, kind) or "–")
     yield str(sum(earlier.task == task for earlier, _ in story.overlaps()))
     waits = [

@@ -19,13 +19,14 @@ class Run:
     key: str
     task_id: str
     node: str
+    fence: int
     started: float
     ended: float | None
 
 
 @dataclass(frozen=True)
 class Event:
-    """A duplicate (`Skip`, `RetryLater` or `Raise`), a worker that became `ready`, or a `lost` lease."""
+    """A duplicate (`Skip`, `RetryLater`, `RunOnceMore` or `Raise`), a worker that became `ready`, or a `lost` lease."""
 
     at: float
     kind: str
@@ -43,6 +44,7 @@ class Kill:
     at: float
     gone: dict[str, float] = field(default_factory=dict)
     renewed: list[str] = field(default_factory=list)  #: keys that were renewed although their holder was dead
+    late_write: str = ""  #: work of a dead body whose late write was not refused
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def runs(start: float) -> list[Run]:
             row["key"],
             row["task_id"],
             row["node"],
+            row["fence"],
             row["started"] - start,
             None if row["ended"] is None else row["ended"] - start,
         )

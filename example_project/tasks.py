@@ -44,14 +44,25 @@ def sync_account(self: SingletonTask, account: str, payment: int) -> int:
         cents = ledger.number("SELECT cents FROM payments WHERE id = ?", payment)
         time.sleep(1.0)  # the bank answers; a second body would now read the same balance
         ledger.post_payment(payment, account, before + cents, self.lease.fence)
+    statement.delay()
     return payment
+
+
+@app.task(bind=True, base=SingletonTask, on_duplicate="run_once_more", ignore_result=True)
+def statement(self: SingletonTask) -> None:
+    """Write down the sum of all balances. However many calls come while it runs, one run follows, and sees what they saw."""
+    with recorded(self, "statement"):
+        total = ledger.total()
+        time.sleep(2.0)
+        with ledger.transaction() as connection:
+            connection.execute("INSERT INTO statements VALUES (?)", (total,))
 
 
 @app.task(bind=True, base=SingletonTask, on_duplicate="raise")
 def monthly_report(self: SingletonTask, month: str) -> int:
     """Add up all balances. A duplicate fails with `DuplicateTask`."""
     with recorded(self, f"report {month}"):
-        total = ledger.number("SELECT sum(cents) FROM balances")
+        total = ledger.total()
         time.sleep(2.5)
         with ledger.transaction() as connection:
             connection.execute("INSERT INTO reports VALUES (?, ?)", (month, total))

@@ -6,11 +6,12 @@ from html import escape
 from example_project.constants import IMPORT_EVERY, LOCK_TTL
 from example_project.story import Event, Run, Story
 
-WIDTH, LEFT, RIGHT, TOP = 1360, 150, 30, 96
+WIDTH, LEFT, RIGHT, TOP = 860, 136, 14, 118
 ROW, BAR = 22, 16
 COLOURS = {
     "import_rates": "#2563eb",
     "sync_account": "#0d9488",
+    "statement": "#be185d",
     "monthly_report": "#9333ea",
     "revalue": "#d97706",
     "close_book": "#475569",
@@ -18,13 +19,19 @@ COLOURS = {
 FATES = {
     "Skip": ("#64748b", "skipped"),
     "RetryLater": ("#0f766e", "retried later"),
+    "RunOnceMore": ("#a16207", "once more"),
     "Raise": ("#be123c", "refused"),
 }
 RED = "#dc2626"
 STYLE = """
 text { font: 12px system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif; fill: #334155 }
-.title { font-size: 19px; font-weight: 600; fill: #0f172a } .head { font-weight: 600; fill: #0f172a }
-.small { font-size: 10.5px; fill: #64748b } .on { font-size: 10.5px; fill: #fff } .red { fill: #dc2626; font-weight: 600 }
+.title { font-size: 18px; font-weight: 600; fill: #0f172a } .head { font-weight: 600; fill: #0f172a }
+.small { font-size: 11px; fill: #475569 } .on { font-size: 11px; fill: #fff } .red { fill: #dc2626; font-weight: 600 }
+.page { fill: #fff } .band { fill: #f1f5f9 } .line { stroke: #e2e8f0 }
+@media (prefers-color-scheme: dark) {
+text { fill: #cbd5e1 } .title, .head { fill: #f1f5f9 } .small { fill: #94a3b8 } .on { fill: #fff } .red { fill: #f87171 }
+.page { fill: #0d1117 } .band { fill: #1e293b } .line { stroke: #334155 }
+}
 """
 
 
@@ -55,7 +62,7 @@ class Picture:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
             f'width="{WIDTH}" height="{height:.0f}" role="img"><style>{STYLE}</style>'
-            f'<rect width="100%" height="100%" fill="#fff"/>'
+            f'<rect width="100%" height="100%" class="page"/>'
         )
         return "\n".join([head, *body, *self.shapes, "</svg>\n"])
 
@@ -80,7 +87,7 @@ class Picture:
 
     def _band(self, node: str, height: float) -> None:
         wide = WIDTH - LEFT - RIGHT
-        self.shapes.append(f'<rect x="{LEFT}" y="{self.y}" width="{wide}" height="{height}" fill="#f1f5f9" rx="4"/>')
+        self.shapes.append(f'<rect x="{LEFT}" y="{self.y}" width="{wide}" height="{height}" class="band" rx="4"/>')
         self._text(LEFT - 12, self.y + height / 2, node.partition("@")[0], "head", "end")
         self._text(LEFT - 12, self.y + height / 2 + 14, "worker", "small", "end")
         kill = self.story.kill
@@ -113,7 +120,7 @@ class Picture:
     def _lock_key(self, work: str) -> None:
         self._text(LEFT - 12, self.y + 12, work, "", "end")
         x = WIDTH - RIGHT
-        self.shapes.append(f'<path d="M{LEFT} {self.y + BAR / 2}H{x}" stroke="#e2e8f0"/>')
+        self.shapes.append(f'<path d="M{LEFT} {self.y + BAR / 2}H{x}" class="line"/>')
         for run in self.story.runs:
             if run.work == work:
                 self._run(run, self.y, run.node.partition("@")[0])
@@ -125,7 +132,7 @@ class Picture:
         step = 1 if self.story.end < 20 else 2 if self.story.end < 50 else 5
         for second in range(0, int(self.story.end) + 1, step):
             x = self._x(second)
-            yield f'<path d="M{x:.1f} {TOP - 8}V{bottom:.1f}" stroke="#e2e8f0"/>'
+            yield f'<path d="M{x:.1f} {TOP - 8}V{bottom:.1f}" class="line"/>'
             yield f'<text x="{x:.1f}" y="{bottom + 14:.1f}" text-anchor="middle" class="small">{second} s</text>'
 
     def _kill(self) -> None:
@@ -152,22 +159,23 @@ class Picture:
         self._text(x + 4, y - 3, f"{following.started - self.story.until(cut):.1f} s", "red")
 
     def _legend(self) -> None:
-        self._text(20, 30, "One run at a time: three workers, their runs and their duplicates", "title")
+        self._text(14, 28, "One run at a time: three workers, their runs and their duplicates", "title")
         setting = f"lock_ttl {LOCK_TTL:g} s; two beats, each sends an import every {IMPORT_EVERY:g} s"
-        self._text(WIDTH - RIGHT, 30, setting, "small", "end")
-        x = 20.0
+        self._text(14, 46, setting, "small")
+        x = 14.0
         for task, colour in COLOURS.items():
-            self.shapes.append(f'<rect x="{x}" y="45" width="14" height="12" rx="3" fill="{colour}"/>')
-            self._text(x + 19, 55, task)
-            x += 34 + 7 * len(task)
+            self.shapes.append(f'<rect x="{x}" y="57" width="14" height="12" rx="3" fill="{colour}"/>')
+            self._text(x + 19, 67, task)
+            x += 32 + 7 * len(task)
+        x = 14.0
         for kind, (_, words) in FATES.items():
-            self.shapes.append(_mark(kind, x + 6, 51))
-            self._text(x + 16, 55, words)
-            x += 34 + 7 * len(words)
+            self.shapes.append(_mark(kind, x + 6, 82))
+            self._text(x + 16, 86, words)
+            x += 32 + 7 * len(words)
         if self.story.kill:
-            self.shapes.append(f'<circle cx="{x + 6}" cy="51" r="4" fill="#fff" stroke="{RED}" stroke-width="2"/>')
-            self._text(x + 16, 55, "killed worker's key expired")
-            self._text(x + 200, 55, "┄▸ next run", "red")
+            self.shapes.append(f'<circle cx="{x + 6}" cy="82" r="4" class="page" stroke="{RED}" stroke-width="2"/>')
+            self._text(x + 16, 86, "killed worker's key expired")
+            self._text(x + 190, 86, "┄▸ next run", "red")
         self.shapes.append(
             '<defs><pattern id="dead" width="7" height="7" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
             '<rect width="7" height="7" fill="#fee2e2"/><path d="M0 0V7" stroke="#fecaca" stroke-width="5"/></pattern></defs>'
@@ -199,6 +207,8 @@ def _mark(kind: str, x: float, y: float) -> str:
     colour = FATES[kind][0]
     if kind == "Skip":
         return f'<path d="M{x:.1f} {y - 5}l5 5l-5 5l-5 -5z" fill="{colour}"/>'
+    if kind == "RunOnceMore":
+        return f'<path d="M{x - 4:.1f} {y}h8m-4 -4v8" stroke="{colour}" stroke-width="2.4"/>'
     if kind == "RetryLater":
         return f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="none" stroke="{colour}" stroke-width="2"/>'
     return f'<path d="M{x - 4:.1f} {y - 4}l8 8m0 -8l-8 8" stroke="{colour}" stroke-width="2.4"/>'

@@ -37,6 +37,7 @@ class Traffic:
             not self._plan
             and not ledger.number("SELECT count(*) FROM payments WHERE posted = 0")
             and ledger.number("SELECT count(*) FROM books") == len(self.books)
+            and _last_statement() == ledger.total()
             and all(app.AsyncResult(report).ready() for report in self._reports)
         )
 
@@ -52,6 +53,7 @@ class Traffic:
             *(f"payment {row['id']} of {row['account']} was never posted" for row in unposted),
             *(f"{row['account']} has {row['cents']} cents, its payments make {row['due']}" for row in astray),
             *(f"book {book} was never closed" for book in self.books if book not in closed),
+            *([] if (last := _last_statement()) == ledger.total() else [f"the last statement says {last} cents"]),
             *(line for report in self._reports if (line := _unanswered(report))),
         ]
 
@@ -66,6 +68,10 @@ class Traffic:
     def _close_book(self) -> None:
         tasks.prepare_book.delay(BOOK, [ledger.add_payment("initech", cents) for cents in (1100, 2200)])
         self.books.append(BOOK)
+
+
+def _last_statement() -> int:
+    return ledger.number("SELECT cents FROM statements ORDER BY rowid DESC LIMIT 1")
 
 
 def _unanswered(report: str) -> str:

@@ -30,16 +30,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 WORK = {
     "import_rates": "import rates",
     "sync_account": "sync",
+    "statement": "statement",
     "monthly_report": "report",
     "revalue": "revalue",
     "close_book": "close",
 }
 #: Heading of the table -> word in the picture.
-FATES = {"skips": "skipped", "retries": "retried later", "refused": "refused"}
+FATES = {"skips": "skipped", "retries": "retried later", "once more": "once more", "refused": "refused"}
 #: Required entries of the table; the revaluations are members of a chord.
 DUPLICATES = [
     ("import_rates", "skips"),
     ("sync_account", "retries"),
+    ("statement", "once more"),
     ("monthly_report", "refused"),
     ("revalue", "skips"),
 ]
@@ -135,6 +137,9 @@ def check_takeover(output: str, titles: list[str], picture: ElementTree.Element)
     assert sorted(works) == sorted(freed)
     assert max(gone for gone, _ in freed.values()) <= LOCK_TTL + 0.5
     assert freed["import rates"][1] != victim
+    assert re.search("^TASK +STATE ", output, re.MULTILINE)  # the list of locks
+    late = rf"^sync \w+: a late write of {victim} with fence \d+ is refused: \d+ has written$"
+    assert re.search(late, output, re.MULTILINE) or not any(work.startswith("sync ") for work in works), output
     assert any(re.fullmatch(rf"import_rates skipped at \S+ s, held by {victim}", title) for title in titles)
 
     killed = [title.partition(f" on {victim}: ")[0] for title in titles if title.endswith(", killed")]

@@ -52,19 +52,28 @@ class Scene:
 
     def __init__(self, example: Callable[[str], Any], redis: Any) -> None:
         self.killed: list[str] = []
+        self.said: list[str] = []
+        self.shown = ""
         self.paid: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None  # just before the kill
         self._ledger, self._redis, self._start = example("ledger"), redis, monotonic() - NOW
         self._ledger.create()
-        self.reaper = example("reaper").Reaper(self, redis, self._start, 0.0, print)
+        self.reaper = example("reaper").Reaper(self, redis, self._start, 0.0, self.said.append)
         self.runs("import_rates", "import rates", STARTED)
 
-    def runs(self, task: str, work: str, at: float) -> None:
+    def runs(self, task: str, work: str, at: float, fence: int = 1) -> None:
         """Start a body on ``threads``, with the lock ``work``."""
-        values = (task, work, work, "id", "threads@demo", 1, self._start + at)
+        values = (task, work, work, "id", "threads@demo", 1, fence, self._start + at)
         with self._ledger.transaction() as connection:
-            connection.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
+            connection.execute("INSERT INTO runs VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", values)
         self._redis.set(work, "", px=60_000)
+
+    def start_command(self, name: str, *words: str) -> None:
+        self.shown = " ".join(words)
+
+    def output_of(self, name: str) -> str:
+        shown, self.shown = self.shown, ""
+        return shown
 
     def kill(self, name: str) -> float:
         self.meanwhile()
@@ -154,3 +163,26 @@ def test_key_that_is_freed(scene: Scene, redis: Any) -> None:
     sleep(0.1)
     seen = scene.tick()
     assert seen <= scene.reaper.kill.gone["import rates"] <= scene.time()
+
+
+def test_list_of_locks(scene: Scene) -> None:
+    """What `celery singleton list` prints after the kill is shown once."""
+    for _ in range(3):
+        scene.tick()
+    assert 1 == sum(line.endswith("\nsingleton list") for line in scene.said)
+
+
+@pytest.mark.parametrize("fence", [2, 1])
+def test_late_write(scene: Scene, example: Callable[[str], Any], fence: int) -> None:
+    """A write of the dead body is tried once another body has written, and one that is not refused is reported."""
+    ledger = example("ledger")
+    scene.runs("sync_account", "sync acme", NOW - 1)
+    scene.tick()
+    ledger.post_payment(ledger.add_payment("acme", 1), "acme", 1, fence)
+    ledger.add_payment("acme", 2)
+    scene.runs("sync_account", "sync acme", NOW + 1, fence=2)
+    with ledger.transaction() as connection:
+        connection.execute("UPDATE runs SET ended = started WHERE fence = 2")
+    scene.tick()
+    assert ("" if fence == 2 else "sync acme") == scene.reaper.kill.late_write
+    assert (fence == 2) == any("is refused" in line for line in scene.said)

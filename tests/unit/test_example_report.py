@@ -50,15 +50,16 @@ def clean() -> dict[str, Any]:
         "gone": {IMPORT_KEY: 6.9, SYNC_KEY: 7.0},
         "renewed": [],
         "missing": [],
+        "late": "",
     }
 
 
 def told(example: Import, record: dict[str, Any]) -> Any:
     """The record as the story that the demo makes of it."""
     story = example("story")
-    runs = [story.Run(*words[:3], name, *words[3:]) for name, words in record["runs"].items()]
+    runs = [story.Run(*words[:3], name, words[3], 1, *words[4:]) for name, words in record["runs"].items()]
     events = [story.Event(*words) for words in record["events"]]
-    kill = story.Kill(A, 4.0, record["gone"], record["renewed"])
+    kill = story.Kill(A, 4.0, record["gone"], record["renewed"], record["late"])
     return story.Story(20.0, (A, B), runs, events, kill)
 
 
@@ -82,8 +83,8 @@ def test_clean_story(example: Import, tmp_path: Path) -> None:
 
     assert 0 == code, lines
     assert [] == [line for line in lines if line.startswith("FAULT")]
-    assert "import_rates    2     1      –        –        0         3.50 s" in lines
-    assert "sync_account    3     –      1        –        0         3.80 s" in lines
+    assert "import_rates    2     1      –        –          –        0         3.50 s" in lines
+    assert "sync_account    3     –      1        –          –        0         3.80 s" in lines
     assert f"import rates: key gone 2.90 s after the kill, next run 3.50 s after it on {B}" in lines
 
 
@@ -141,6 +142,10 @@ def no_import(record: dict[str, Any]) -> None:
             lambda record: record["renewed"].append(SYNC_KEY),
             "sync acme: the lease was renewed after its worker had been killed",
         ),
+        (
+            lambda record: record.update(late="sync acme"),
+            f"late write: sync acme of {A} was written under an old fence",
+        ),
         (lambda record: record["runs"].pop("synced"), "sync acme: never run again after the kill"),
         (
             set_run("next", started=9.5),
@@ -167,7 +172,7 @@ def test_fault(example: Import, tmp_path: Path, edit: Edit, fault: str) -> None:
 def test_no_kill(example: Import) -> None:
     """A demo that was to kill a worker and found none to kill has shown nothing; one that was not to has."""
     story, report = example("story"), example("report")
-    runs = [story.Run("import_rates", "import rates", IMPORT_KEY, "1", A, 2.0, 7.0)]
+    runs = [story.Run("import_rates", "import rates", IMPORT_KEY, "1", A, 1, 2.0, 7.0)]
     calm = story.Story(20.0, (A, B), runs, [], None)
 
     assert ["no moment came to kill a worker that held the import"] == report.faults(calm, True)
@@ -204,11 +209,18 @@ def test_story_of_the_ledger(example: Import) -> None:
     assert [("lost", "import_rates", A)] == [(event.kind, event.task, event.node) for event in read.events]
 
 
+def state_total(ledger: Any, cents: int) -> None:
+    """Write a statement."""
+    with ledger.transaction() as connection:
+        connection.execute("INSERT INTO statements VALUES (?)", (cents,))
+
+
 def test_nothing_missing(example: Import) -> None:
     """Payments that are posted and make the balance, and a closed book, are not missed."""
     ledger, traffic = example("ledger"), example("traffic").Traffic(6.0)
     ledger.create()
     ledger.post_payment(ledger.add_payment("acme", 250), "acme", 250, 1)
+    state_total(ledger, 250)
     traffic.books.append("2026-Q1")
     with ledger.transaction() as connection:
         connection.execute("INSERT INTO books VALUES ('2026-Q1', 5)")
@@ -224,12 +236,14 @@ def test_missing_work(example: Import) -> None:
     first, second = ledger.add_payment("acme", 250), ledger.add_payment("acme", 975)
     ledger.post_payment(first, "acme", 250, 1)
     ledger.post_payment(second, "acme", 975, 2)  # read the balance before the first was posted
+    state_total(ledger, 250)
     traffic.books.append("2026-Q1")
 
     assert [
         "payment 1 of globex was never posted",
         "acme has 975 cents, its payments make 1225",
         "book 2026-Q1 was never closed",
+        "the last statement says 250 cents",
     ] == traffic.missing()
 
 
