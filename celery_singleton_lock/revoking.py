@@ -19,6 +19,8 @@ RUNNING, UNKNOWN, SILENT = "running", "unknown", "silent"
 UNREACHABLE = "unreachable"
 #: More answers than there are: Celery would stop at the first one of each node, and two workers may have one name.
 _ALL_ANSWERS = 1_000_000
+#: Seconds in which a node that is not busy has answered.
+_SHORT = 1.0
 #: Seconds in which a worker has surely heard from its process that it has begun a task.
 _UNHEARD = 5.0
 
@@ -99,17 +101,26 @@ def _runs(holder: Holder, known: Sequence[tuple[str, int | None]]) -> bool:
 def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str, list[tuple[str, int | None]]] | None:
     """Return the id and the process of each task that nodes have received or run under locks, of the nodes that answer.
 
+    Two workers may have one name, so the whole time is waited, and all answers count. It is short for nodes that answer at once;
+    those that do not are asked again, for twice as long each time.
+
     None: the broker could not be reached.
     """
-    try:
-        replies = remote.ask(app, remote.LOCKS, nodes, timeout, limit=_ALL_ANSWERS)
-    except Exception as error:  # the broker
-        logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
-        return None
     known: dict[str, list[tuple[str, int | None]]] = {}
-    for node, told in [item for reply in replies for item in reply.items()]:
-        if "tasks" in told:  # else the error of a worker without this command
-            known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in told["tasks"])
+    spent, patience = 0.0, min(_SHORT, timeout)
+    while missing := [node for node in nodes if node not in known]:
+        try:
+            replies = remote.ask(app, remote.LOCKS, missing, patience, limit=_ALL_ANSWERS)
+        except Exception as error:  # the broker
+            logger.warning("%s could not be asked: %s", ", ".join(nodes), error)
+            return None
+        for node, told in [item for reply in replies for item in reply.items()]:
+            if "tasks" in told:  # else the error of a worker without this command
+                known.setdefault(node, []).extend((one["task_id"], one["pid"]) for one in told["tasks"])
+        spent += patience
+        if spent >= timeout:
+            break
+        patience = min(2 * patience, timeout)
     return known
 
 

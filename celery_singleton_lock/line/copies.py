@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -59,9 +58,12 @@ class Copy:
         return tasks is None or tasks.channel is not self.message.channel
 
     def end(self) -> None:
-        """Acknowledge it once the consumer has lowered the prefetch limit: else a busy worker would fetch a message instead."""
+        """Acknowledge it once the consumer has lowered the prefetch limit: else a busy worker would fetch a message instead.
+
+        That calls the consumer's `call_soon`, which wakes its loop only where another thread calls it.
+        """
         self.consumer.qos.decrement_eventually()
-        self.consumer.call_soon(partial(self.acknowledge, logger, self.consumer.connection_errors))
+        self.acknowledge(logger, self.consumer.connection_errors)
 
 
 class Copies:

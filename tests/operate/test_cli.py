@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -403,6 +404,21 @@ def test_reservation(env: WorkerEnvironment, celery: Run) -> None:
     assert done.stdout.startswith(f"released: no body ran (queued); held by task {result.id} ")
     assert "could not be asked" not in done.stderr
     assert not env.is_locked("publish")
+
+
+@prefork
+def test_worker_that_answers_late(env: WorkerEnvironment) -> None:
+    """A worker that does not answer at once is asked again, and its answer is not waited for any longer than it takes."""
+    env.hold("skip")
+    main = env.worker.container.process.pid
+    os.kill(main, signal.SIGSTOP)
+    waking = threading.Timer(1.5, os.kill, (main, signal.SIGCONT))
+    waking.start()
+    began = time.monotonic()
+    answered = locks.release(env.app, env.key("skip"), timeout=SOON)
+    waking.join()
+    assert ("refused", "running") == (answered.outcome, answered.answer)
+    assert time.monotonic() - began < SOON / 2
 
 
 @one_pool

@@ -33,7 +33,7 @@ from tests.servers import Process, until
 #: Webhooks in a storm. Each costs three deliveries, so the 10,000 of `tox -e storm` take minutes.
 EVENTS = int(os.environ.get("STORM_EVENTS", "1000"))
 #: Seconds in which their messages are handled.
-HANDLED = 90 + EVENTS * 0.05
+HANDLED = 60 + EVENTS * 0.05
 #: Seconds of the quiet time of `update_customer`.
 QUIET = HOUR / 3
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +14,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu.asynchronous import Hub
+from vine import promise
 
 from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.config.task_config import config_for
@@ -22,7 +26,7 @@ from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
-from tests.servers import free_port
+from tests.servers import free_port, until
 from tests.unit.test_task import deliver
 
 Singleton = Callable[..., Any]
@@ -288,3 +292,25 @@ def test_store_away_after_a_long_wait(singleton: Singleton, app: Celery, reactio
 
     waited = TICKET._replace(waited=7200.0)._asdict()
     assert "RETRY" == deliver(task, headers={RETRY_STATE_HEADER: waited}).info.state
+
+
+def test_copy_is_acknowledged_in_the_next_round_of_the_loop(singleton: Singleton) -> None:
+    """In Kombu, what a callback of the loop asks it to call waits for the next event, up to a second: here for each copy."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    copy, _ = kept(task)
+    hub, done = Hub(), []
+    reader, writer = socket.socketpair()
+    hub.add_reader(reader, lambda: None)
+    copy.consumer.call_soon = hub.call_soon
+    copy.acknowledge = promise(hub.call_soon, (lambda *_: done.append("acknowledged"),))
+    loop = hub.create_loop()
+    threading.Thread(target=copy.end).start()
+    until(lambda: hub._ready, "asked for")
+    next(loop)
+    assert ["acknowledged"] == done
+    hub.close()
+    reader.close()
+    writer.close()

@@ -1,0 +1,71 @@
+"""Workers that are killed at random moments while many messages wait in line: each message runs, one at a time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import states
+
+from tests.integration.environment import WorkerEnvironment
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.overlap.test_line import assert_no_overlap, in_line, order
+from tests.servers import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
+
+MESSAGES, KILLS, WORKERS = 400, 10, 3
+TTL = 2.0
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def broker_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def extra_conf(redis_server: Any) -> dict[str, Any]:
+    """Have Redis deliver again soon."""
+    options = {
+        "visibility_timeout": 6,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+        "unacked_mutex_expire": 2,
+    }
+    return {"broker_transport_options": options, "singleton_lock_url": redis_server.url()}
+
+
+@pytest.mark.parametrize("round_", range(5))
+def test_workers_killed(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], round_: int) -> None:
+    """With early acknowledgement, each message starts, though its body may be killed; nothing is left but what expires."""
+    generator = random.Random(seed := secrets.token_hex(4))
+    print(f"seed {seed}")
+    name, queue, sent = "wait_brief", env.other_tag("queue"), []
+
+    def start() -> LocalWorkerNode:
+        node = fresh_worker(WorkerSpec("prefork", 2))
+        env.app.control.add_consumer(queue, destination=[node.hostname()], reply=True)
+        return node
+
+    nodes = [start() for _ in range(WORKERS)]
+    env.hold(name, lock_options={"lock_ttl": 60})
+    for _ in range(MESSAGES):
+        sent.append(env.job(name).apply_async((env.tag, "sleep", 0.1), queue=queue))
+    until(lambda: in_line(env, name) == MESSAGES, "all wait", timeout=120)
+    env.let_go()
+    for _ in range(KILLS):
+        time.sleep(generator.uniform(0.5, 4.0))
+        nodes.pop(generator.randrange(WORKERS)).kill()
+        nodes.append(start())
+    until(lambda: {*order(env)} >= {result.id for result in sent}, "each starts", timeout=600, every=0.5)
+    until(lambda: not env.is_locked(name), "the last one has ended")
+    assert 0 == in_line(env, name)
+    assert MESSAGES - KILLS <= sum(result.state == states.SUCCESS for result in sent)
+    assert_no_overlap(env)
+    bodies = [event["what"] for event in env.events() if event["what"] in ("start", "end")]
+    assert KILLS >= sum(pair == ("start", "start") for pair in itertools.pairwise(bodies))
