@@ -42,6 +42,7 @@ class RetryState(NamedTuple):
     found_free: bool = False  # whether the lock was free when that task was last looked at
     is_unfinished: bool = False  # whether an earlier delivery of it began its body, and did not end it
     expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
+    due: float = 0.0  # in a delayed copy: when the store is asked, in Unix time; a broker may not bear so long a delay
 
 
 def retry_state_of(request: Any) -> RetryState:

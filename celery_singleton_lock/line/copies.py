@@ -51,6 +51,7 @@ class Copy:
     acknowledge: Callable[..., object]
     request: Any  # that of its message, for which it stands
     received: float = field(default_factory=now)
+    due: float = 0.0  # when the store is asked
 
     def is_lost(self) -> bool:
         """Tell whether its connection is closed, so that the broker delivers it again."""
@@ -98,7 +99,13 @@ class Copies:
         """Keep a copy until it is due. It does not count for the prefetch limit, as Celery's messages with an ETA."""
         copy.consumer.qos.increment_eventually()
         self._received.append(copy.consumer)
-        self._keep(copy, now() + _seconds_until(copy.message.headers.get("eta")))
+        left = max(_seconds_until(copy.message.headers.get("eta")), retry_state_of(copy.request).due - time.time())
+        copy.due = copy.received + left
+        self._keep(copy, min(copy.due, self._bound(copy)))
+
+    def _bound(self, copy: Copy) -> float:
+        """Return until when the broker bears it that a copy is not acknowledged."""
+        return copy.received + longest_delay(self._app.conf)
 
     def _keep(self, copy: Copy, due: float) -> None:
         with self._changed:
@@ -117,7 +124,8 @@ class Copies:
     def _run(self) -> None:
         while (copy := self._next()) is not None:
             try:
-                delay = None if copy.is_lost() else self.handle(copy)
+                do = self.handle if copy.due <= now() else self._pass_on
+                delay = None if copy.is_lost() else do(copy)
             except Exception:
                 logger.exception("A delayed copy met an error, and is handled again later")
                 delay = ERROR_RETRY
@@ -141,16 +149,21 @@ class Copies:
     def handle(self, copy: Copy) -> float | None:
         """Handle a copy that is due; return after how many seconds it is due again, None if it is acknowledged."""
         delay = self._decide(copy)
-        if delay is not None and now() + delay > copy.received + longest_delay(self._app.conf):
-            try:
-                publish_again(copy.task, copy.request, delay)
-            except Exception as error:
-                about(copy.task, copy.request.id).warning("its delayed copy could not be published: %r", error)
-                return FIRST_RETRY
-            delay = None
         if delay is None:
             copy.end()
-        return delay
+            return None
+        copy.due = now() + delay
+        return delay if copy.due <= self._bound(copy) else self._pass_on(copy)
+
+    def _pass_on(self, copy: Copy) -> float | None:
+        """Publish a copy again that may not stay until it is due; return when to try again, in seconds, None if that is done."""
+        try:
+            publish_again(copy.task, copy.request, copy.due - now())
+        except Exception as error:
+            about(copy.task, copy.request.id).warning("its delayed copy could not be published: %r", error)
+            return FIRST_RETRY
+        copy.end()
+        return None
 
     def _decide(self, copy: Copy) -> float | None:
         """Return after how many seconds a copy is due again, None if it need not come again."""

@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import remote
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.destination import goes_to_several_queues, shortened
+from celery_singleton_lock.delivery.destination import LONGEST_DELAY, goes_to_several_queues, shortened
 from celery_singleton_lock.delivery.republish import (
     RetryState,
     ignores_result,
@@ -117,7 +117,7 @@ def copy_delay(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueue,
     rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
     interval = min(wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
     delay = min(interval, result.quiet or rest or interval, decision.within, seconds_left(request.expires))
-    return shortened(task.app, max(_SHORTEST, delay))
+    return max(_SHORTEST, min(delay, LONGEST_DELAY))
 
 
 def seconds_left(expires: Any) -> float:
@@ -128,7 +128,7 @@ def seconds_left(expires: Any) -> float:
 
 def send_copy(task: Any, request: Any, delay: float, state: RetryState) -> None:
     """Publish a copy, which has a task id of its own, stores no result and does not expire."""
-    copy = signature_of(task, request, delay, state)
+    copy = signature_of(task, request, shortened(task.app, delay), state._replace(due=time.time() + delay))
     copy.set(task_id=uuid(), ignore_result=True, expires=None).apply_async()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import decide, policy_of
-from celery_singleton_lock.delivery.destination import shortened
+from celery_singleton_lock.delivery.destination import LONGEST_DELAY
 from celery_singleton_lock.delivery.noting import note_failure
 from celery_singleton_lock.delivery.republish import RetryState, note_state, retry_state_of
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
@@ -50,7 +50,7 @@ def handle_copy(
         wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
         wanted.place = place_of(task, request, config.options.on_duplicate)
         if wanted.place:  # until when the next one is due at the latest, if the message goes on waiting
-            wanted.place = wanted.place._replace(due=_longest_delay(task, wanted.ttl, state) + wanted.ttl)
+            wanted.place = wanted.place._replace(due=_longest_delay(wanted.ttl, state) + wanted.ttl)
         result = _acquire(task, store, wanted)
         if result.status is AcquireStatus.DROPPED or _runs(request, result):
             return None
@@ -98,9 +98,9 @@ def _go_on_waiting(
     return delay
 
 
-def _longest_delay(task: Any, ttl: float, state: RetryState) -> float:
+def _longest_delay(ttl: float, state: RetryState) -> float:
     """Return a bound of the seconds until a copy is due again: before it, fewer messages wait than before."""
-    return shortened(task.app, min(ttl, LONGEST_COPY_DELAY) + state.waited)
+    return min(min(ttl, LONGEST_COPY_DELAY) + state.waited, LONGEST_DELAY)
 
 
 def _acquire(task: Any, store: LockStore, wanted: LeaseRequest) -> AcquireResult:

@@ -73,7 +73,7 @@ def play_all(store: ClockedRedisStore) -> None:
         raise AssertionError(f"{run} {number}: {setup}\n{difference_in(store, setup, sequence)}")
 
 
-@pytest.mark.timeout(120 + SEQUENCES)
+@pytest.mark.timeout(300 + SEQUENCES)
 def test_stores_answer_alike(on_redis: Callable[..., ClockedRedisStore]) -> None:
     """To each call of a random sequence both stores give the same answer: status, holder, fence, slot, line and times."""
     play_all(on_redis())

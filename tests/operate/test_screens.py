@@ -71,7 +71,7 @@ def publisher(app: Celery, name: str, **options: Any) -> Any:
     def body(number: int) -> int:
         return number
 
-    return app.task(body, name=name, base=SingletonTask, lock_from="publish", **options)
+    return app.task(body, name=name, base=SingletonTask, lock_from="publish", shared=False, **options)
 
 
 def names(app: Celery) -> dict[str, str]:

@@ -18,10 +18,12 @@ from kombu.asynchronous import Hub
 from vine import promise
 
 from celery_singleton_lock import RunOnceMore, Wait
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.destination import LONGEST_DELAY
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
+from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
 from celery_singleton_lock.store.protocol import LeaseRequest, Place
@@ -185,6 +187,29 @@ def test_copy_while_the_broker_is_away(singleton: Singleton, app: Celery, goes_o
         assert [] == done == messages(task)
         assert copies.handle(copy) is None
     assert ["qos", "acknowledged"] == done
+
+
+def test_copy_that_may_not_stay_until_it_is_due(
+    singleton: Singleton, app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is published again when the broker would bear it no longer, and the store is not asked before it is due."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    monkeypatch.setattr(copies_module, "longest_delay", lambda conf: 1.0)
+    due = time.time() + 80
+    copy, done = kept(task, due=due)
+    copy.consumer.qos.increment_eventually = lambda: None
+    copy.consumer.task_consumer = SimpleNamespace(channel=copy.message.channel)  # of a living connection
+    copies = Copies(app)
+    copies.add(copy)
+    until(lambda: done, "it is acknowledged")
+    copies.end()
+    (following,) = messages(task)
+    state = following.headers[RETRY_STATE_HEADER]
+    assert (pytest.approx(due, abs=0.2), True) == (state["due"], state["copy"] > TICKET.copy)
+    assert 0.9 < now() - copy.received < 60
 
 
 def test_expired_copy_while_the_broker_is_away(singleton: Singleton) -> None:
