@@ -47,7 +47,7 @@ def publish(app: Any, text: str) -> None:
         _send(app, message)
     except Exception as error:  # of the broker, say, or a queue that this app does not know
         message.log.warning("could not be published in its turn, and is tried again soon: %r", error)
-        _retries_of(app).add(message.again())
+        _retries_of(app).add(message)
 
 
 def _send(app: Any, message: LineMessage) -> None:
@@ -78,14 +78,14 @@ class Retries:
         context.loops.append(self._loop)
 
     def add(self, message: LineMessage, delay: float = FIRST_RETRY) -> None:
-        """Give back the turn of a message, and try again after this delay."""
-        request = message.request()
+        """Give back the turn of a message, and try again after this delay: under another number than what is given back."""
+        request, message = message.request(), message.again()
         try:
             self._context.store.give_back(request, message.place.ticket, message.text)
         except StoreError as error:
             self._context.outages.log(message.log, "could not give its turn back: %s", error)
         due = now() + delay
-        self._waiting[message.place.ticket] = due, delay, message
+        self._waiting[message.place.ticket] = due, delay, message.again()
         self._loop.wake(due)
 
     def _look(self) -> float:
@@ -99,11 +99,13 @@ class Retries:
     def _try_again(self, message: LineMessage, delay: float) -> None:
         """Do as a delayed copy of the message does: publish it if it is its turn."""
         try:
-            if self._context.store.acquire(message.request()).status is AcquireStatus.GRANTED:
+            result = self._context.store.acquire(message.request())
+            publish_next(self._app, result.message)
+            if result.status is AcquireStatus.GRANTED:
                 _send(self._app, message)
         except StoreError as error:
             self._context.outages.log(message.log, "could not ask for its turn: %s", error)
             self.add(message, delay)
         except Exception as error:
             message.log.info("could not be published again: %r", error)
-            self.add(message.again(), delay)
+            self.add(message, delay)

@@ -65,9 +65,9 @@ class LineMessage(NamedTuple):
         return self._replace(options={**self.options, "headers": headers})
 
     def request(self) -> LeaseRequest:
-        """Return the request of a delayed copy of the message."""
+        """Return the request of a delayed copy of the message, with the lowest number: only a copy keeps its place."""
         wanted = LeaseRequest(self.base, self.digest, LINE_TOKEN, self.ttl, self.task_id, queued=True, limit=self.limit)
-        wanted.place = self.place
+        wanted.place = self.place._replace(copy=-1.0)
         return wanted
 
 

@@ -12,9 +12,12 @@ from celery.signals import before_task_publish
 from kombu.serialization import registry
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
 from celery_singleton_lock.line import dispatch
+from celery_singleton_lock.line.dispatch import Retries
 from celery_singleton_lock.line.message import LineMessage
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.testing import locked
 from tests.servers import until
 from tests.unit.conftest import MakeApp
@@ -186,3 +189,56 @@ def test_publication_that_fails(
     state = message.headers[RETRY_STATE_HEADER]
     assert deliver(task, headers={RETRY_STATE_HEADER: state}).info is None  # it runs
     assert "IGNORED" == deliver(task, headers={RETRY_STATE_HEADER: {**state, "copy": tries[0]}}).info.state
+
+
+def failed_publication(
+    task: Any, take: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Retries, LineMessage]:
+    """Have the publication of a message in its turn fail; return what tries it again, and what it publishes then."""
+
+    def fail(app: Celery, message: LineMessage) -> None:
+        raise OSError("the broker is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "_send", fail)
+        with locked(task):
+            deliver(task)
+            take()
+    retries = dispatch._retries_of(task.app)
+    ((_, _, message),) = retries._waiting.values()
+    retries._waiting.clear()  # no thread tries
+    return retries, message
+
+
+def test_message_that_started_before_its_retry(
+    singleton: Singleton, take: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given back after a failed publication may run before the process that failed tries again: it runs once."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    retries, message = failed_publication(task, take, monkeypatch)
+    deliver(task, task_id="newcomer")  # publishes it
+    for task_id in ("id-1", "newcomer"):
+        (state,) = [one.headers[RETRY_STATE_HEADER] for one in take() if one.headers["id"] == task_id]
+        assert deliver(task, task_id=task_id, headers={RETRY_STATE_HEADER: state}).info is None  # it runs
+    retries._try_again(message, 1.0)
+    assert [] == take()
+
+
+def test_retry_that_is_told_another_message(
+    singleton: Singleton, take: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that tries again, and is told another message, whose turn it is, publishes that one, as anybody does."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    retries, message = failed_publication(task, take, monkeypatch)
+    headers = {**message.options["headers"], "id": "other"}
+    other = message._replace(options={**message.options, "headers": headers}).text
+    answer = AcquireResult(AcquireStatus.HELD, message=other)
+    monkeypatch.setattr(context_of(task.app).store, "acquire", lambda wanted: answer)
+    retries._try_again(message, 1.0)
+    assert ["other"] == [one.headers["id"] for one in take()]
