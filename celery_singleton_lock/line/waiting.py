@@ -28,7 +28,7 @@ from celery_singleton_lock.line.joining import (
     started_by,
     terminate,
 )
-from celery_singleton_lock.line.message import NEXT_NUMBER, text_of
+from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, LockStore
@@ -87,8 +87,8 @@ def _go_on_waiting(
     if result.is_waiting:
         delay = copy_delay(task, request, wanted, decision, result)
     else:
-        wanted.place, delay = place_to_join(task, request, wanted, decision, result)
-        state = state._replace(copy=wanted.place.next_copy)
+        place, delay = place_to_join(task, request, wanted, decision, result)
+        wanted.place = place._replace(next_copy=state.copy)  # with which it comes again if this worker dies
         result = _acquire(task, store, wanted)
         if not result.is_waiting:
             return None
@@ -126,9 +126,8 @@ def _publish_message(
     except Exception as failure:
         about(task, request.id, wanted.lock).warning("could not be published in its turn: %r", failure)
         if state.ticket and wanted.digest:
-            # It may have been published all the same, so the next one has a number of its own.
-            note_state(request, state._replace(copy=state.copy + NEXT_NUMBER))
-            text = text_of(task, request, wanted, started_by(task, request, retry_state_of(request)))
+            # It may have been published all the same, so the text has a number of its own.
+            text = text_of(task, request, wanted, started_by(task, request, state))
             with suppress(StoreError):  # it has its turn for a TTL
                 store.give_back(wanted, state.ticket, text)
         return FIRST_RETRY

@@ -170,6 +170,24 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
     assert "copy" != following.headers["id"] != "id-1"
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_copy_that_comes_again(singleton: Singleton, app: Celery, fails: bool) -> None:
+    """A copy whose worker died still counts, also if it has joined the line again, or could not publish its message."""
+
+    @singleton(name="x", on_duplicate="wait", lock_ttl=20)
+    def task() -> None: ...
+
+    copies = Copies(app)
+    copy, done = kept(task)
+    if fails:
+        with broker_away(app):
+            assert FIRST_RETRY == copies.handle(copy)
+    with locked(task):
+        for one in (copy, copy, kept(task)[0]):
+            assert copies.handle(one) == pytest.approx(20, abs=0.2)
+    assert [] == done
+
+
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_copy_while_the_broker_is_away(singleton: Singleton, app: Celery, goes_on: bool) -> None:
     """A copy is acknowledged when what follows it is published, and not before; meanwhile nobody has its turn."""
