@@ -113,7 +113,8 @@ def _drop_waiting(task: Any, request: Any, wanted: LeaseRequest, result: Acquire
                 "waits in line (%d waiting): %s", result.waiting, error
             )
         raise Ignore("waits in line")
-    if result.head == request.id and wanted.redelivered:  # its worker died before it acknowledged the message
+    # Its worker died before it acknowledged the message. One with a ticket was published in its turn, and has no copy any more.
+    if result.head == request.id and wanted.redelivered and not (wanted.place and wanted.place.ticket):
         raise Ignore("waits in line already")
 
 

@@ -357,3 +357,20 @@ def test_copy_is_acknowledged_in_the_next_round_of_the_loop(singleton: Singleton
     hub.close()
     reader.close()
     writer.close()
+
+
+def test_message_that_began_and_comes_too_late(singleton: Singleton, app: Celery) -> None:
+    """A message whose body had begun, and that its copy has published, waits again if another body runs: it has no copy."""
+
+    @singleton(name="x", on_duplicate="wait", acks_late=True)
+    def task() -> None: ...
+
+    messages(task)  # of other tests
+    with locked(task):
+        deliver(task)
+        (copy,) = messages(task)
+        state = {**copy.headers[RETRY_STATE_HEADER], "stands_for": "", "is_unfinished": True}
+        state["copy"] += 0.5
+        deliver(task, headers={RETRY_STATE_HEADER: state})
+        (following,) = messages(task)
+    assert "id-1" == following.headers[RETRY_STATE_HEADER]["stands_for"]
