@@ -74,7 +74,7 @@ class MemoryStore(Records):
         status = line.refused(place) or (self._is_replaced(wanted, record) if place.stop else None)
         if status:
             return self._refused(wanted, status)
-        head = line.head(place.ticket, place.replace)
+        head = line.head(place.ticket, wanted.task_id if place.replace else "")
         asked, record = self._ask_to_stop(wanted, place, record)
         is_reserved = record is not None and record.token == LINE_TOKEN
         is_turn = self._is_turn(wanted, place, line, head, record)

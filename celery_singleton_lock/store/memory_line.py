@@ -41,10 +41,16 @@ class Line:
             return None
         return AcquireStatus.SUPERSEDED if by == "superseded" else AcquireStatus.DROPPED
 
-    def head(self, ticket: str = "", replace: bool = False) -> str:
-        """Return the ticket of the first in line, after one that this ticket replaces, and those without a place, are removed."""
+    def head(self, ticket: str = "", replace: str = "") -> str:
+        """Return the ticket of the first in line, after one that is replaced, and those without a place, are removed.
+
+        Arguments:
+            ticket: what asks.
+            replace: the task id of what takes the place of `newest`, if it does.
+        """
         if replace and self.newest in self.waiting and self.newest != ticket:
-            self.use(self.newest, "superseded")
+            is_own = self.waiting[self.newest].task_id == replace  # another delivery of the message: it is not skipped
+            self.use(self.newest, "" if is_own else "superseded")
         for other, one in list(self.waiting.items()):
             if other == ticket or not one.has_lapsed(self.clock()):
                 return other

@@ -119,7 +119,7 @@ def copies_not_dropped(line: Line, ticket: str, by: str = "") -> None:
     line.waiting.pop(ticket, None)
 
 
-def latest_in_front(line: Line, ticket: str = "", replace: bool = False) -> str:
+def latest_in_front(line: Line, ticket: str = "", replace: str = "") -> str:
     return HEAD(line, ticket, replace) and list(line.waiting)[-1]
 
 

@@ -292,6 +292,18 @@ def test_replacing(deliveries: Deliveries) -> None:
     assert "message b" == deliveries.store.release(holder, success=True).message
 
 
+def test_replacing_itself(deliveries: Deliveries) -> None:
+    """If another delivery of a message that waits takes its place, the first one is dropped: the message is not skipped."""
+    deliveries.held()
+    deliveries.join("a", room=1)
+    again = Place("ticket again", 0.0, 1, True, 1.5, 40.0, "message again", gives_way=True)
+    assert (True, 1) == (
+        (result := deliveries.store.acquire(deliveries.request("a", again))).is_waiting,
+        result.waiting,
+    )
+    assert DROPPED is deliveries.acquire("a", "ticket a", 0.5)[1].status
+
+
 def test_replacing_a_head_in_its_turn(deliveries: Deliveries) -> None:
     """A message that replaces a head which was named and has not started gets the lock at once."""
     holder = deliveries.held()

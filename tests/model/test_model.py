@@ -86,7 +86,7 @@ def no_delayed_copy(world: World, place: int) -> None:
     world.broker = tuple(one for one in world.broker if not one.is_copy)
 
 
-def line_ignored(line: Line, ticket: str = "", replace: bool = False) -> str:
+def line_ignored(line: Line, ticket: str = "", replace: str = "") -> str:
     return ticket
 
 

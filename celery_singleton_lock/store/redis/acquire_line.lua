@@ -35,7 +35,8 @@ end
 --@waits
 --@replaced
 if room == 'all' and newest and newest ~= ticket then
-  use(newest, 'superseded')
+  local is_own = redis.call('HGET', waiting, newest .. ':task') == ARGV[3] -- another delivery of the message: it is not skipped
+  use(newest, is_own and '' or 'superseded')
   leave(newest)
 end
 local head = redis.call('ZRANGE', line, 0, 0)[1]
