@@ -48,13 +48,13 @@ class Line:
             ticket: what asks.
             replace: the task id of what takes the place of `newest`, if it does.
         """
-        if replace and self.newest in self.waiting and self.newest != ticket:
+        if replace and self.newest not in ("", ticket):
             is_own = self.waiting[self.newest].task_id == replace  # another delivery of the message: it is not skipped
             self.use(self.newest, "" if is_own else "superseded")
         for other, one in list(self.waiting.items()):
             if other == ticket or not one.has_lapsed(self.clock()):
                 return other
-            del self.waiting[other]
+            self.remove(other)
         return ""
 
     def disturb(self, place: Place, head: str) -> None:
@@ -81,7 +81,7 @@ class Line:
             if other == ticket or rank >= free:
                 break
             if one.has_lapsed(self.clock()):
-                del self.waiting[other]
+                self.remove(other)
             else:
                 rank += 1
         return rank < free
@@ -149,13 +149,19 @@ class Line:
             self.quiet_until = self.quiet_latest = 0.0
         head = next(iter(self.waiting), "")
         if head and self.waiting[head].task_id == wanted.task_id:
-            del self.waiting[head]
+            self.remove(head)
         return bool(self.waiting)
+
+    def remove(self, ticket: str) -> None:
+        """Take a message out of the line."""
+        self.waiting.pop(ticket, None)
+        if ticket == self.newest:
+            self.newest = ""
 
     def use(self, ticket: str, by: str = "") -> None:
         """Have the copies of a message dropped from now on, but for the one that started."""
         if ticket:
-            self.waiting.pop(ticket, None)
+            self.remove(ticket)
             until, before = self.used.get(ticket, (0.0, ""))
             self.used[ticket] = (self.clock() + COPY_TTL, by or (before if until > self.clock() else ""))
 

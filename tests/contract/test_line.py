@@ -588,3 +588,17 @@ def test_head_that_may_not_start(deliveries: Deliveries) -> None:
     refused, result = deliveries.acquire("a", "ticket a", 0.5, max_starts=limit)
     assert result.status is AcquireStatus.TOO_MANY_STARTS
     assert "message b" == deliveries.store.leave(refused, "ticket a")
+
+
+def test_newest_that_lost_its_place(backing: Backing, deliveries: Deliveries) -> None:
+    """A message that has lost its place, and that its copy publishes, is not superseded: no newcomer takes its place any more."""
+    holder = deliveries.held()
+    deliveries.join("a", room=1)
+    deliveries.store.release(holder, success=True)
+    backing.wait(41)
+    other, result = deliveries.acquire("b")  # it removes what is late
+    assert (GRANTED, 0) == (result.status, deliveries.acquire("n")[1].waiting)
+    deliveries.store.release(other, success=True)
+    assert GRANTED is deliveries.copy("a", 1.5).status
+    assert HELD is deliveries.join("c", room=1, replace=True).status
+    assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status
