@@ -145,7 +145,7 @@ class Player:
     def play(self, step: Step) -> Any:
         """Take a step, and return the answer."""
         self._pass(TICK)
-        return _rounded(getattr(self, f"_{step.verb}")(step))
+        return rounded(getattr(self, f"_{step.verb}")(step))
 
     def _pass(self, seconds: float) -> None:
         self._time += seconds
@@ -308,11 +308,11 @@ class Player:
             self._lose_data()
 
 
-def _rounded(answer: Any) -> Any:
+def rounded(answer: Any) -> Any:
     """Return an answer with times to a hundredth of a second: a store may count whole milliseconds."""
     if isinstance(answer, AcquireResult):
         times = {name: round(getattr(answer, name), 2) for name in ("quiet", "asked")}
-        return replace(answer, holder=_rounded(answer.holder), **times)
+        return replace(answer, holder=rounded(answer.holder), **times)
     if isinstance(answer, Holder):
         renewed = None if answer.renewed is None else round(answer.renewed, 2)
         return replace(answer, age=round(answer.age, 2), remaining=round(answer.remaining, 2), renewed=renewed)

@@ -18,7 +18,7 @@ from collections import defaultdict
 from typing import Any
 
 from celery_singleton_lock.store.memory_records import Record
-from tests.model.world import BASE, LOCK, Delivery, World
+from tests.model.world import BASE, LOCK, Delivery, World, message_of
 
 #: Of each message, by ticket: what it is and where, and numbers of copies.
 Facts = dict[str, dict[str, list[tuple[tuple[Any, ...], tuple[float, ...]]]]]
@@ -35,7 +35,8 @@ def canonical(world: World) -> Any:
     facts: Facts = {f"m{number}": defaultdict(list) for number in range(world.messages)}
     now, store = world.clock.time, world.store
     for one in world.broker:
-        fact = ("broker", max(0.0, one.ready - now), one.is_copy, one.redelivered)
+        marks = (one.is_copy, one.redelivered, one.unfinished, one.stays and world.deaths > 0)
+        fact = ("broker", max(0.0, one.ready - now), *marks)
         facts[one.id][one.ticket].append((fact, (one.copy,)))
     owned = _locks(world)
     for delivery in world.deliveries:
@@ -45,10 +46,12 @@ def canonical(world: World) -> Any:
     for line in store._lines.values():
         for position, (ticket, one) in enumerate(line.waiting.items()):
             late = max(0.0, one.due - now + 1)
-            text = (float(one.message.split()[2]),) if one.message else ()
-            is_newest = ticket == line.newest
-            facts[one.task_id][ticket].append((("line", position, late, is_newest), (one.copy, *text)))
+            text = (message_of(one.message),) if one.message else ()
+            marks = (ticket == line.newest, any(message.unfinished for message in text))
+            numbers = (one.copy, *(message.copy for message in text))
+            facts[one.task_id][ticket].append((("line", position, late, *marks), numbers))
     faults = (world.twice, world.deaths, world.dead_children, world.losses, world.purged, world.delays, world.stops)
+    faults = (*faults, world.failures)
     return (
         faults,
         world.error,
@@ -71,13 +74,14 @@ def _locks(world: World) -> dict[str, tuple[Record, Any]]:
 def _note_delivery(world: World, facts: Facts, delivery: Delivery, owned: Any) -> None:
     message, place, numbers = delivery.message, delivery.place, (delivery.message.copy,)
     ticket = place.ticket
-    fact = (delivery.next, message.is_copy, message.redelivered, message.ticket != "")
+    marks = (message.redelivered, message.unfinished, delivery.unfinished)
+    fact = (delivery.next, message.is_copy, message.ticket != "", delivery.is_retry, repr(delivery.wish), *marks)
     if delivery.next == "end":
         record, lock = owned or (None, ())
         marks = (record.redelivered, record.stop == delivery.token) if record else ()
         fact = (delivery.next, delivery.slot, delivery.old, lock, marks)
         if world.late and (world.deaths or world.dead_children):
-            fact = (*fact, message.redelivered)
+            fact = (*fact, message.redelivered, message.unfinished)
         else:  # the message does not come again
             ticket, numbers = "", ()
     elif place.room:
@@ -92,7 +96,7 @@ def _message(world: World, name: str, tickets: dict[str, list[Any]]) -> Any:
     used = world.store._used.get(BASE, {})
     notes = [key[len(BASE) : -len(name)] for key in world.store._records if key.endswith(f":{name}")]
     joined = world.joined.index(name) + 1 if name in world.joined else 0
-    told = (name in world.started, name in world.gone, name == world.latest, joined)
+    told = (name in world.started, name in world.gone, name in world.ended, name == world.latest, joined)
     return told, sorted(notes), sorted([_ticket(ticket, used, own) for ticket, own in tickets.items()])
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from tests.model.canonical import key
+from tests.model.promises import check_end, check_now
 from tests.model.world import Step, World
 
 #: Longest way of a walk, in steps.
@@ -92,17 +93,18 @@ class Explored:
                     way.append((following, self._first_next[following]))
 
 
-def walk(world: World, check: Check, generator: random.Random) -> None:
-    """Take steps and faults at random until nothing is left to be done."""
-    history: list[Path] = []
-    for _ in range(ENOUGH):
-        try:
-            check(world)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {history}") from error
-        if world.is_over():
-            return
-        step = generator.choice([*world.steps(), *world.faults()])
-        world, path = generator.choice(list(world.outcomes(step)))
-        history.append(path)
-    raise AssertionError(f"goes on for ever: {history}")
+def walk(world: World, generator: random.Random) -> None:
+    """Take steps and faults at random until nothing is left to be done, and check what the world promises."""
+    history: Path = ()
+    try:
+        for _ in range(ENOUGH):
+            check_now(world)
+            if world.is_over():
+                check_end(world)
+                return
+            step = generator.choice(world.choices())
+            history = (*history, step)
+            world.do(step)
+        raise AssertionError("goes on for ever")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {history}") from error

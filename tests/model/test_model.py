@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ import pytest
 from celery_singleton_lock import Replace, RunOnceMore
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import LeaseRequest, Released
+from celery_singleton_lock.store.protocol import AcquireResult, LeaseRequest, Released
+from tests.contract.clocked import ClockedRedisStore
+from tests.contract.sequences import BEGINNING
 from tests.model.canonical import key
 from tests.model.explore import Explored
 from tests.model.promises import check
-from tests.model.test_line import WORLDS, explore
-from tests.model.world import EAGER, World
+from tests.model.test_line import WORLDS, explore, walk_on_both
+from tests.model.world import EAGER, Delivery, Message, World
+from tests.servers import RedisServer
 
 pytestmark = pytest.mark.long
 
@@ -41,6 +45,9 @@ def everything(world: World) -> str:
         {"twice": 1, "deaths": 1, "reserved": True, **TWO},
         {"twice": 1, "dead_children": 1, "policy": REPLACE, **TWO},
         {"losses": 1, "limit": 2},
+        {"failures": 1, "delays": 1, **TWO},
+        {"failures": 1, "late": True, **TWO},
+        {"failures": 1, "deaths": 1, "policy": LATEST, **TWO},
     ],
     ids=str,
 )
@@ -86,11 +93,26 @@ def no_delayed_copy(world: World, place: int) -> None:
     world.broker = tuple(one for one in world.broker if not one.is_copy)
 
 
+def never_begun(store: MemoryStore, wanted: LeaseRequest) -> bool:
+    return False
+
+
+def same_number(world: World, message: Message) -> Message:
+    return message
+
+
+def dropped_while_first(world: World, delivery: Delivery, result: AcquireResult) -> None:
+    if result.head == delivery.message.id:
+        world._finish(delivery)
+    else:
+        MESSAGE_HELD(world, delivery, result)
+
+
 def line_ignored(line: Line, ticket: str = "", replace: str = "") -> str:
     return ticket
 
 
-NAME_NEXT, PUBLISH_COPY = MemoryStore._name_next, World._publish_copy
+NAME_NEXT, PUBLISH_COPY, MESSAGE_HELD = MemoryStore._name_next, World._publish_copy, World._message_held
 
 
 @pytest.mark.parametrize(
@@ -100,7 +122,11 @@ NAME_NEXT, PUBLISH_COPY = MemoryStore._name_next, World._publish_copy
         (MemoryStore, "release", release_by_anybody, "the store loses its data"),
         (Line, "use", ticket_not_used, "no fault"),
         (Line, "head", line_ignored, "no fault"),
+        (MemoryStore, "has_begun", never_begun, "first, a child dies, late acknowledgement"),
+        (MemoryStore, "has_begun", never_begun, "skip, a child dies, late acknowledgement"),
         (World, "_publish_copy", no_delayed_copy, "a worker dies"),
+        (World, "_again", same_number, "a publication fails"),
+        (World, "_message_held", dropped_while_first, "a child dies, late acknowledgement"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -109,3 +135,12 @@ def test_a_defect_is_found(place: type, name: str, mutant: Any, world: str, monk
     monkeypatch.setattr(place, name, mutant)
     with pytest.raises(AssertionError):
         explore(WORLDS[world])
+
+
+def test_a_defect_on_redis_is_found(redis_server: RedisServer) -> None:
+    """A script with a defect answers a call differently."""
+    store = ClockedRedisStore(
+        redis_server.url(), BEGINNING, alter=lambda script: script.replace("is_turn = rank < free", "is_turn = true")
+    )
+    with closing(store), pytest.raises(AssertionError, match="on Redis"):
+        walk_on_both(store, "two at once, a worker dies")

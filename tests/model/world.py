@@ -1,8 +1,8 @@
 """A model of workers, a broker and a store, whose steps are taken in any order.
 
-The store is the library's own store in memory, and the policies are the library's own. A delivery does what
-`worker/execution.py`, `worker/outcome.py` and `line/` do, one store call or one publication per step. Time advances in
-steps too, and holders that live renew then.
+The store is the library's own store in memory, or both stores side by side (`both.py`), and the policies are the library's own. A
+delivery does what `worker/execution.py`, `worker/outcome.py` and `line/` do, one store call or one publication per step. A
+publication may raise, whether or not the message arrives. Time advances in steps too, and holders that live renew then.
 
 The model contains no outage of the store, no operator's pause, no quiet time, no `Join`, no message that expires or is too long
 for the line, and no time as long as `COPY_TTL`. A broker delivers first messages twice, not copies.
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock import Wait
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Policy
+from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Policy, RunLater
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory_line import Line
 from celery_singleton_lock.store.protocol import (
@@ -32,14 +32,16 @@ from celery_singleton_lock.store.protocol import (
 )
 
 TTL = 10.0
-STEP = 5.0  # seconds by which time advances
+STEP = 5.125  # seconds by which time advances: nothing expires in the moment of a call, where stores may differ
 COPY_DELAY = TTL
 QUEUE_TTL = 25.0  # of a reservation
 BASE, DIGEST = "model:{task}", "digest"
 LOCK = f"{BASE}:lock:{DIGEST}"
 
+#: Steps that publish a message, and may fail.
+PUBLICATIONS = tuple(f"publish {what}" for what in ("named", "copy", "later", "message", "next", "again"))
 #: The rest of a step, which follows it at once: see `World._eager`.
-EAGER = ("acquire", "publish named", "publish copy", "publish message", "publish next", "acknowledge")
+EAGER = ("acquire", *PUBLICATIONS, "acknowledge")
 
 Step = tuple[str, int]
 
@@ -53,6 +55,13 @@ class Message(NamedTuple):
     copy: float = 0.0
     is_copy: bool = False  # a delayed copy, which stands for the message
     redelivered: bool = False
+    unfinished: bool = False  # says that an earlier delivery of it began its body, and did not end it
+    stays: bool = False  # a copy that was due, and stays in its worker
+
+    @property
+    def text(self) -> str:
+        """The message as the line keeps it."""
+        return f"{self.id} {self.ticket} {self.copy} {self.unfinished:d}"
 
 
 class Delivery(NamedTuple):
@@ -62,12 +71,14 @@ class Delivery(NamedTuple):
     message: Message
     next: str
     place: Place
-    wish: Enqueue | None = None  # to join the line
+    wish: Enqueue | RunLater | None = None  # of the policy, unless the message ends
     following: Message | None = None  # to be published
     slot: int = 0  # that it was granted
     before: str = ""  # what it was to do next
     answer: AcquireResult | None = None  # of the store, which has named another message
     old: bool = False  # its body ran when the store lost its data
+    unfinished: bool = False  # its body began in an earlier delivery, and did not end
+    is_retry: bool = False  # no delivery: what tries in a process to publish a message again
 
     @property
     def token(self) -> str:
@@ -100,8 +111,9 @@ class World:
         delays: how often time may advance while bodies run, or messages could be delivered. It always advances when nothing else
             can happen.
         stops: how often time may advance while a worker is between two steps.
+        failures: how many publications may raise; what they published may have arrived all the same.
         limit: how many may run at once; 0: one, without slots.
-        policy: of duplicates: one that uses the line.
+        policy: of duplicates.
         once: whether no message starts twice.
         ordered: whether messages that wait start before newcomers, in the order of joining, N of them at once in any order.
         raw: whether nothing is left out, to check that nothing is lost by what is.
@@ -117,6 +129,7 @@ class World:
     purged: int = 0
     delays: int = 0
     stops: int = 0
+    failures: int = 0
     limit: int = 0
     policy: Policy = Wait(max_waiting=100)  # noqa: RUF009 - it is frozen
     once: bool = False
@@ -128,15 +141,16 @@ class World:
     deliveries: tuple[Delivery, ...] = ()
     started: frozenset[str] = frozenset()
     joined: tuple[str, ...] = ()  # messages that have not started, in the order of joining, if it counts
+    ended: frozenset[str] = frozenset()  # messages, acknowledged late, of which a body has ended, or an end is stored
     unanswered: bool = False  # a message was skipped that never started, and none has started since
     latest: str = ""  # the message that took the place of others last
     gone: frozenset[str] = frozenset()  # messages that died with their worker, acknowledged before, or that were purged
     has_lost_data: bool = False
     error: str = ""  # what a step did that it must not do
-    store: Any = field(init=False)
+    store: Any = None  # in memory, unless another one is given
 
     def __post_init__(self) -> None:
-        self.store = MemoryStore(clock=self.clock)
+        self.store = self.store or MemoryStore(clock=self.clock)
         self.broker = tuple(Message(f"m{number}") for number in range(self.messages))
         if self.reserved:
             token = queued_token("m0")
@@ -168,10 +182,11 @@ class World:
     def faults(self) -> Iterator[Step]:
         """Yield the faults that may happen next, and delays."""
         for place, delivery in enumerate(self.deliveries):
-            if self.deaths:
-                yield "die", place
+            yield from self._faults_at(place)
             if self.dead_children and delivery.next == "end":
                 yield "child dies", place
+        if self.deaths:
+            yield from (("return copy", place) for place, one in enumerate(self.broker) if one.stays)
         ready = [(place, one) for place, one in enumerate(self.broker) if one.ready <= self.clock.time]
         if self.purged:
             yield from (("purge", place) for place, _ in ready)
@@ -179,30 +194,49 @@ class World:
             yield from (("deliver twice", place) for place, one in ready if not (one.ticket or one.redelivered))
         if self.losses:
             yield "lose data", 0
-        is_between = any(one.next not in ("start", "end") for one in self.deliveries)
+        is_between = any(one.next not in ("start", "end", "retry") for one in self.deliveries)
         if (self.stops if is_between else self.delays) and self.steps()[:1] not in ([], [("time", 0)]):
             yield ("stop" if is_between else "delay"), 0
 
+    def _faults_at(self, place: int) -> Iterator[Step]:
+        """Yield the faults that a delivery may meet in its next step."""
+        delivery = self.deliveries[place]
+        if delivery.next == "retry":  # its process may end, as any does
+            yield "forget", place
+        elif self.deaths:
+            yield "die", place
+        if self.failures and delivery.next in PUBLICATIONS:
+            yield "fail", place
+            yield "fail late", place
+
     def outcomes(self, step: Step) -> Iterator[tuple[World, tuple[Step, ...]]]:
-        """Yield the states that a step leads to, and how: the last one without a death."""
-        world, path = self.copy(), (step,)
+        """Yield the states that a step leads to, and how: the last one without a further fault."""
+        world = self.copy()
         world.do(step)
-        while eager := world._eager():
-            if world.deaths:
-                death = ("die", eager[1])
-                dead = world.copy()
-                dead.do(death)
-                yield dead, (*path, death)
-            world.do(eager)
-            path = (*path, eager)
-        yield world, path
+        yield from world._outcomes((step,))
+
+    def _outcomes(self, path: tuple[Step, ...]) -> Iterator[tuple[World, tuple[Step, ...]]]:
+        eager = self._eager()
+        if eager is None:
+            yield self, path
+            return
+        for step in (*self._faults_at(eager[1]), eager):
+            world = self if step == eager else self.copy()
+            world.do(step)
+            yield from world._outcomes((*path, step))
+
+    def choices(self) -> list[Step]:
+        """Return what may happen next, faults included; the rest of a step comes first."""
+        if eager := self._eager():
+            return [eager, *self._faults_at(eager[1])]
+        return [*self.steps(), *self.faults()]
 
     def _eager(self) -> Step | None:
         """Return the step that follows at once, if there is one: the first `acquire` of a delivery, a publication or the end.
 
-        No behaviour is lost. Nothing else reads or changes what such a step uses, but for its worker's death, which `outcomes`
-        inserts. So what others do before a publication may also happen after it, as a broker may deliver later, and what others
-        do between a delivery and its `acquire` may also happen before the delivery.
+        No behaviour is lost. Nothing else reads or changes what such a step uses, but for its faults, which `outcomes` inserts.
+        So what others do before a publication may also happen after it, as a broker may deliver later, and what others do
+        between a delivery and its `acquire` may also happen before the delivery.
         """
         if self.raw:
             return None
@@ -240,6 +274,10 @@ class World:
         """Return the slots that are held."""
         return list(self.store._held_slots(LOCK))
 
+    def unfinished(self) -> frozenset[str]:
+        """Return the messages whose bodies began, and that come again until one has ended, if the store keeps its data."""
+        return self.started - self.ended if self.late and not self.has_lost_data else frozenset()
+
     def _publish(self, message: Message) -> None:
         self.broker = tuple(sorted((*self.broker, message)))
 
@@ -270,7 +308,8 @@ class World:
         place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder)
         if message.is_copy:
             place_in_line = place_in_line._replace(due=COPY_DELAY + TTL)
-        self.deliveries = (*self.deliveries, Delivery(self.count, message, "acquire", place_in_line))
+        delivery = Delivery(self.count, message, "acquire", place_in_line, unfinished=message.unfinished)
+        self.deliveries = (*self.deliveries, delivery)
 
     def _deliver_twice(self, place: int) -> None:
         message = self.broker[place]
@@ -285,16 +324,17 @@ class World:
 
     def _request(self, delivery: Delivery, place: Place | None) -> LeaseRequest:
         message = delivery.message
-        token = LINE_TOKEN if message.is_copy else delivery.token
+        queued = message.is_copy or delivery.is_retry
         wanted = LeaseRequest(
             BASE,
             DIGEST,
-            token,
+            LINE_TOKEN if queued else delivery.token,
             TTL,
             message.id,
-            redelivered=message.redelivered,
-            queued=message.is_copy,
+            redelivered=not queued and (message.redelivered or message.unfinished),
+            queued=queued,
             limit=self.limit,
+            comes_again=self.late and not queued,
         )
         wanted.place = place
         if self.limit and delivery.next == "end":
@@ -303,27 +343,33 @@ class World:
 
     def _acquire(self, place: int) -> None:
         delivery = self.deliveries[place]
-        result = self.store.acquire(self._request(delivery, delivery.place))
+        result = self.store.acquire(self._request(delivery, delivery.place if self.policy.uses_line else None))
         if result.message:
-            self._set(delivery, answer=result, before=delivery.next, next="publish named")
+            following = message_of(result.message)
+            self._set(delivery, answer=result, before=delivery.next, next="publish named", following=following)
         else:
             self._answered(delivery, result)
 
     def _publish_named(self, place: int) -> None:
-        delivery = self.deliveries[place]
+        self._publish(self._following(place))
+        self._after_named(self.deliveries[place])
+
+    def _after_named(self, delivery: Delivery) -> None:
         result = delivery.answer
         assert result
-        self._publish(message_of(result.message))
-        self._set(delivery, answer=None, next=delivery.before)
-        self._answered(delivery._replace(answer=None, next=delivery.before), result)
+        delivery = delivery._replace(answer=None, following=None, next=delivery.before)
+        self._set(delivery)
+        self._answered(delivery, result)
 
     def _answered(self, delivery: Delivery, result: AcquireResult) -> None:
-        if delivery.message.is_copy:
+        if delivery.is_retry:
+            self._retry_acquired(delivery, result)
+        elif delivery.message.is_copy:
             self._copy_acquired(delivery, result)
         else:
             self._message_acquired(delivery, result)
 
-    _start = _join = _acquire  # of a message that was fetched ahead; with room
+    _start = _join = _retry = _acquire  # of a message that was fetched ahead; with room; of one that is published again
 
     def _message_acquired(self, delivery: Delivery, result: AcquireResult) -> None:
         message = delivery.message
@@ -333,6 +379,8 @@ class World:
             self._note_start(message)
             self._set(delivery, next="end", slot=result.slot)
         elif result.status is not AcquireStatus.HELD:
+            if result.status is AcquireStatus.REPLACED:  # its end is stored
+                self.ended |= {message.id}
             if result.status in (AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED):
                 self._note_skip(message)
             self._finish(delivery)
@@ -344,26 +392,34 @@ class World:
             self._message_held(delivery, result)
 
     def _message_held(self, delivery: Delivery, result: AcquireResult) -> None:
-        message = delivery.message
-        if result.head == message.id and message.redelivered:
+        message, is_redelivered = delivery.message, delivery.message.redelivered or delivery.message.unfinished
+        if result.head == message.id and is_redelivered and not delivery.place.ticket:
             self._finish(delivery)
         elif result.holder is not None and result.holder.task_id == message.id:
-            self._publish(message._replace(redelivered=True, ready=self.clock.time + STEP))
-            self._finish(delivery)
-        elif wish := self._wish(delivery, result):
-            self._set(delivery, next="publish copy", wish=wish)
+            self._run_later(delivery, message._replace(redelivered=True))
         else:
-            self._note_skip(message)
-            if delivery.place.ticket:
-                self._set(delivery, next="leave")
+            wish = self._wish(delivery, result)
+            if wish is None:
+                self._note_skip(message)
+            if self.late and is_redelivered and not delivery.unfinished:
+                self._set(delivery, next="ask begun", wish=wish)
             else:
-                self._finish(delivery)
+                self._act(delivery, wish)
 
-    def _wish(self, delivery: Delivery, result: AcquireResult) -> Enqueue | None:
+    def _ask_begun(self, place: int) -> None:
+        delivery = self.deliveries[place]
+        wish, delivery = delivery.wish, delivery._replace(wish=None)
+        if self.store.has_begun(self._request(delivery, None)):
+            delivery = delivery._replace(unfinished=True)
+            wish = wish if isinstance(self.policy, Wait) else RunLater(STEP)
+        self._act(delivery, wish)
+
+    def _wish(self, delivery: Delivery, result: AcquireResult) -> Enqueue | RunLater | None:
         """Return how a duplicate is to wait, or None if it is not."""
         decision = self.policy.decide(
             Duplicate(
                 result.holder or Holder(),
+                own_retry=delivery.unfinished,
                 waiting=result.waiting,
                 head=result.head,
                 is_waiting=result.is_waiting,
@@ -371,7 +427,36 @@ class World:
                 asked=result.asked,
             )
         )
-        return decision if isinstance(decision, Enqueue) else None
+        if isinstance(decision, Enqueue):
+            return decision
+        is_kept = delivery.unfinished and not isinstance(self.policy, Wait)  # see `delivery.decision.decide`
+        return RunLater(STEP) if is_kept or isinstance(decision, RunLater) else None
+
+    def _act(self, delivery: Delivery, wish: Enqueue | RunLater | None) -> None:
+        """Let a duplicate wait, or end."""
+        message, place = delivery.message, delivery.place
+        if isinstance(wish, Enqueue):
+            place = self._joining(delivery, wish)
+            ready = self.clock.time + COPY_DELAY
+            copy = Message(message.id, ready, place.ticket, place.next_copy, True, unfinished=delivery.unfinished)
+            self._set(delivery, next="publish copy", place=place, following=copy)
+        elif wish:
+            later = message._replace(ticket=place.ticket, copy=place.copy, redelivered=False, unfinished=True)
+            self._run_later(delivery, later)
+        else:
+            if message.id in self.unfinished() and (message.redelivered or message.unfinished):
+                self.error = f"{message.id} was skipped after its body had begun"
+            if place.ticket:
+                self._set(delivery, next="leave")
+            else:
+                self._finish(delivery)
+
+    def _run_later(self, delivery: Delivery, message: Message) -> None:
+        self._set(delivery, next="publish later", following=message._replace(ready=self.clock.time + STEP))
+
+    def _publish_later(self, place: int) -> None:
+        self._publish(self._following(place))
+        self._finish(self.deliveries[place]._replace(following=None))
 
     def _note_start(self, message: Message) -> None:
         limit = max(1, self.limit)
@@ -401,54 +486,51 @@ class World:
         ends = is_running or result.status is AcquireStatus.DROPPED
         if delivery.next == "join":
             if result.is_waiting:
-                self._go_on(delivery, delivery.place.next_copy)
+                self._go_on(delivery)
                 return
-        elif result.status is AcquireStatus.HELD and not is_running and (wish := self._wish(delivery, result)):
-            if result.is_waiting:
-                self._go_on(delivery, message.copy)
-            else:
+        elif result.status is AcquireStatus.HELD and not is_running:
+            wish = self._wish(delivery, result)
+            if isinstance(wish, Enqueue) and result.is_waiting:
+                self._go_on(delivery)
+                return
+            if isinstance(wish, Enqueue):
                 self._set(delivery, next="join", place=self._joining(delivery, wish))
-            return
+                return
         if ends:
             self._finish(delivery)
         else:
-            self._set(delivery, next="publish message")
+            # A copy that is delivered again publishes its message once more, under another number.
+            number = message.copy + 0.5 + delivery.number * 1e-6
+            following = Message(message.id, 0.0, message.ticket, number, unfinished=message.unfinished)
+            self._set(delivery, next="publish message", following=following)
 
-    def _go_on(self, delivery: Delivery, number: float) -> None:
+    def _go_on(self, delivery: Delivery, delay: float = COPY_DELAY) -> None:
         """Have a copy be due again: it stays in its worker, or another one with a higher number is published before it ends."""
-        copy = delivery.message._replace(ready=self.clock.time + COPY_DELAY, copy=number, redelivered=False)
-        self._publish(copy)
+        self._publish(delivery.message._replace(ready=self.clock.time + delay, redelivered=False, stays=True))
         self._finish(delivery)
 
     def _publish_copy(self, place: int) -> None:
-        delivery = self.deliveries[place]
-        assert delivery.wish is not None
-        joining = self._joining(delivery, delivery.wish)
-        ready = self.clock.time + COPY_DELAY
-        self._publish(Message(delivery.message.id, ready, joining.ticket, joining.next_copy, is_copy=True))
-        self._set(delivery, next="join", place=joining, wish=None)
+        self._publish(self._following(place))
+        self._set(self.deliveries[place], next="join", following=None)
 
     def _joining(self, delivery: Delivery, wish: Enqueue) -> Place:
         """Return the place that a message joins the line with."""
         message = delivery.message
-        # The number grows by 1 and a bit that no other copy has.
-        following = math.floor(2 * message.copy) / 2 + 1 + delivery.number * 1e-6
+        # The number grows by 1 and a bit that no other copy has. A copy that stays in its worker keeps its number.
+        following = message.copy if message.is_copy else math.floor(2 * message.copy) / 2 + 1 + delivery.number * 1e-4
         ticket = delivery.place.ticket or f"t{delivery.number}"  # it has one if it had no room before
-        text = f"{message.id} {ticket} {message.copy + 0.5}"
+        text = Message(message.id, 0.0, ticket, message.copy + 0.5, unfinished=delivery.unfinished).text
         due = COPY_DELAY + TTL
         joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
         return joining._replace(gives_way=wish.gives_way)
 
     def _publish_message(self, place: int) -> None:
-        delivery = self.deliveries[place]
-        message = delivery.message
-        # A copy that is delivered again publishes its message once more, under another number.
-        number = message.copy + 0.5 + delivery.number * 1e-8
-        self._publish(Message(message.id, 0.0, message.ticket, number))
-        self._finish(delivery)
+        self._publish(self._following(place))
+        self._finish(self.deliveries[place]._replace(following=None))
 
     def _end(self, place: int) -> None:
         delivery = self.deliveries[place]
+        self.ended |= {delivery.message.id} if self.late else set()
         redelivery_waits, text = self.store.release(self._request(delivery, None), True)
         if redelivery_waits:
             self.store.record_outcome(self._request(delivery, None), True)
@@ -462,10 +544,78 @@ class World:
             self._finish(delivery)
 
     def _publish_next(self, place: int) -> None:
+        self._publish(self._following(place))
+        self._finish(self.deliveries[place]._replace(following=None))
+
+    # -- publications that fail --------------------------------------------------------------------
+
+    def _following(self, place: int) -> Message:
+        """Return what a delivery is to publish."""
+        following = self.deliveries[place].following
+        assert following
+        return following
+
+    def _fail_late(self, place: int) -> None:  # it arrives, and raises
+        self._publish(self._following(place))
+        self._fail(place)
+
+    def _fail(self, place: int) -> None:
+        self.failures -= 1
+        delivery, following = self.deliveries[place], self._following(place)
+        message, step = delivery.message, delivery.next
+        delivery = delivery._replace(following=None)
+        if step in ("publish copy", "publish later"):
+            self._remove(delivery)
+            if self.late:  # it is rejected
+                self._publish(message._replace(redelivered=True))
+            else:  # it fails visibly, or its other delivery runs
+                self.gone |= {message.id}
+        elif step == "publish message":
+            self._set(delivery, next="give back", following=self._again(following))
+        elif step == "publish again":
+            self._give_back_later(delivery, following)
+        else:
+            self.count += 1
+            retry = Delivery(self.count, following, "", Place(), is_retry=True)
+            self.deliveries = (*self.deliveries, retry)
+            self._give_back_later(retry, following)
+            if step == "publish named":
+                self._after_named(delivery)
+            else:
+                self._finish(delivery)
+
+    def _again(self, message: Message) -> Message:
+        """Return a message with another number, as a publication may have arrived all the same."""
+        self.count += 1
+        return message._replace(copy=math.floor(2 * message.copy) / 2 + self.count * 1e-4)
+
+    def _give_back_later(self, retry: Delivery, message: Message) -> None:
+        following = self._again(message)
+        message = self._again(following)
+        place = Place(message.ticket, -1.0)  # only a copy keeps its place
+        self._set(retry, message=message, place=place, next="give back", following=following)
+
+    def _give_back(self, place: int) -> None:
         delivery = self.deliveries[place]
-        assert delivery.following
-        self._publish(delivery.following)
-        self._finish(delivery)
+        message = self._following(place)
+        self.store.give_back(self._request(delivery, None), message.ticket, message.text)
+        if delivery.is_retry:
+            self._set(delivery, next="retry", following=None)
+        else:
+            self._go_on(delivery._replace(following=None), 0.0)
+
+    def _retry_acquired(self, retry: Delivery, result: AcquireResult) -> None:
+        if result.status is AcquireStatus.GRANTED:
+            self._set(retry, next="publish again", following=retry.message)
+        else:
+            self._remove(retry)
+
+    def _publish_again(self, place: int) -> None:
+        self._publish(self._following(place))
+        self._remove(self.deliveries[place])
+
+    def _forget(self, place: int) -> None:
+        self._remove(self.deliveries[place])
 
     # -- faults and time ---------------------------------------------------------------------------
 
@@ -476,16 +626,25 @@ class World:
     def _child_dies(self, place: int) -> None:
         delivery = self.deliveries[place]
         self.dead_children -= 1
-        self.store.release(self._request(delivery, None), False)
+        supervised = self._request(delivery, None)
+        supervised.comes_again = False  # a supervisor does not know how the body ended
+        self.store.release(supervised, False)
         self._ended_by_death(delivery)
 
     def _ended_by_death(self, delivery: Delivery) -> None:
         message = delivery.message
         self._remove(delivery)
+        if delivery.is_retry:
+            return
         if self.late or message.is_copy:
             self._publish(message._replace(redelivered=not message.is_copy))
         elif delivery.next != "publish next":
             self.gone |= {message.id}
+
+    def _return_copy(self, place: int) -> None:
+        self.deaths -= 1
+        copy = self._take(place)
+        self._publish(copy._replace(ready=self.clock.time, stays=False))
 
     def _lose_data(self, _: int) -> None:
         self.losses -= 1
@@ -509,13 +668,13 @@ class World:
             if delivery.next == "end":
                 wanted = self._request(delivery, None)
                 if self.store.renew([wanted]) == [RenewResult.MISSING]:
-                    self.store.reacquire(wanted, 1)
+                    self.store.reacquire(wanted, delivery.number)
 
 
 def message_of(text: str) -> Message:
     """Return the message that a text of the line stands for."""
-    name, ticket, number = text.split()
-    return Message(name, 0.0, ticket, float(number))
+    name, ticket, number, unfinished = text.split()
+    return Message(name, 0.0, ticket, float(number), unfinished=unfinished == "1")
 
 
 def copy_of(one: Any) -> Any:
