@@ -79,7 +79,7 @@ def begin_trouble(fleet: Any) -> None:
             time.sleep(seconds)
 
     wait(PAUSED)
-    locks.pause(app, "example_project.tasks.import_rates", seconds=15, reason="the bank is closed")
+    locks.pause(app, 15, task="example_project.tasks.import_rates", reason="the bank is closed")
     terminal("singleton", "list")
     wait(HUNG)
     stop(2.0, "redis")

@@ -127,13 +127,14 @@ for policy in POLICIES:
         "a publication fails",
         "a publication fails, late acknowledgement",
         "a reservation",
-        "two messages, all faults",
         "two messages, all faults, late acknowledgement",
     ):
         options = {**WORLDS[name], "ordered": False, "once": False}
         WORLDS[f"{policy}, {name}"] = {**options, "policy": POLICIES[policy]}
     LARGE[f"{policy}, each message is delivered twice"] = {"twice": 3, "policy": POLICIES[policy]}
     LARGE[f"{policy}, all faults"] = {**ALL, "twice": 1, "policy": POLICIES[policy]}
+    name = "two messages, all faults"
+    LARGE[f"{policy}, {name}"] = {**WORLDS[name], "policy": POLICIES[policy]}
     name = "two messages, two publications fail, and a worker dies"
     LARGE[f"{policy}, {name}"] = {"failures": 2, "deaths": 1, "late": True, "messages": 2, "policy": POLICIES[policy]}
 #: Policies that do not use the line, where a redelivered message is a duplicate.
