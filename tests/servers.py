@@ -315,10 +315,12 @@ class RedisServer:
     Args:
         options: arguments of the program.
         run: directory of the run whose processes share it.
+        program: of the server; `redis_program` unless given.
     """
 
-    def __init__(self, *options: str, run: Path | None = None) -> None:
+    def __init__(self, *options: str, run: Path | None = None, program: str = "") -> None:
         self.options = options
+        self._program = program
         self._run = run
         self.directory = new_directory("redis") if run is None else run / "redis"
         self.port = 0
@@ -335,6 +337,11 @@ class RedisServer:
         """Process id of the server."""
         assert self._process is not None, "not started"
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.running
 
     def url(self, db: int = 0) -> str:
         """Return the URL of one of its databases."""
@@ -355,7 +362,7 @@ class RedisServer:
         raise ServerFailed(f"Redis does not start: {log[-2000:]}")
 
     def _start_on(self, port: int) -> bool:
-        command = [redis_program(), "--port", str(port), "--bind", "127.0.0.1"]
+        command = [self._program or redis_program(), "--port", str(port), "--bind", "127.0.0.1"]
         command += ["--save", "", "--appendonly", "no", "--dir", str(self.directory)]
         process = Process([*command, *self.options], self.directory / "server.log", run=self._run)
         self._process = process
