@@ -19,7 +19,7 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.access import Access
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.tally import Tally
 
 #: Seconds until the name of a task is sent again, as the store may have lost its data.
@@ -57,11 +57,10 @@ class ProcessContext:
         self.children_forward: Any = None  # in a prefork main process, `Outages.forward` of its children
 
     def _write(self) -> None:
-        """Write a note that expires, to learn whether the store takes writes: one that is full, or a replica, answers reads."""
+        """Write a key that expires, to learn whether the store takes writes: one that is full, or a replica, answers reads."""
         store = self.store.clone()  # greenlets and a thread cannot share a connection
-        note = LeaseRequest(f"{self.settings.prefix}:{{}}", "", "", 1.0, "outage")
         try:
-            store.record_outcome(note, success=True)
+            store.check(f"{self.settings.prefix}:{{}}")
         finally:
             store.close()
 
@@ -109,7 +108,7 @@ def open_store(settings: Settings, limit: int | None, access: Access | None = No
     except ConfigurationError as error:  # a store does not know how the app spells its settings
         raise ConfigurationError(str(error).replace("singleton_lock_url", settings.url_name)) from None
     history = settings.history if settings.stats else None
-    return RedisStore(connect, settings.store_timeout, limit, history, access)
+    return RedisStore(connect, settings.store_timeout, limit, history, access, settings.replicas, settings.grace)
 
 
 def context_of(app: Any, single: bool = False) -> ProcessContext:

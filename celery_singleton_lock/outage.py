@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import native_lock
+from celery_singleton_lock.store.protocol import GracePeriod
 from celery_singleton_lock.store.records import VERBS
 
 #: An outage of the store begins for a worker. Has `error`.
@@ -59,7 +60,7 @@ class Outages:
         self.tell: Callable[[str, Mapping[str, Any]], object] = lambda what, fields: None
         self._mutex = native_lock()
         self._began = self._answers_since = math.inf
-        self._ended = -math.inf
+        self._ended = self._grace_until = -math.inf
         self._counts: Counter[str] = Counter()  # in this outage
         self._errors: Counter[str] = Counter()  # since the process began
         self._error = ""  # that the outage began with
@@ -95,11 +96,20 @@ class Outages:
 
         Not for a native thread in a gevent or eventlet worker, which must not log. `before`: what is formatted before the error.
         """
-        if isinstance(error, StoreUnavailable):
+        if isinstance(error, GracePeriod):
+            self._in_grace(error)
+            log.debug(text, *before, error)
+        elif isinstance(error, StoreUnavailable):
             self.failed(error, lambda callback: callback())
             log.debug(text, *before, error)
         else:
             log.warning(text, *before, error)
+
+    def _in_grace(self, error: GracePeriod) -> None:
+        with self._mutex:
+            is_known, self._grace_until = self._clock() < self._grace_until, self._clock() + error.left
+        if not is_known:
+            logger.warning("Tasks wait as singleton_lock_grace says: %s", error)
 
     def count(self, name: str, error: StoreError | None = None) -> None:
         """Count a call that failed, by its verb.

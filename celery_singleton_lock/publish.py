@@ -35,7 +35,7 @@ from celery_singleton_lock.reservation import (
     reservation,
 )
 from celery_singleton_lock.result import SingletonResult
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod, LeaseRequest, queued_token
 from celery_singleton_lock.store.records import NOTHING, Noted
 
 
@@ -95,6 +95,9 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
         if result.holder is not None and has_ended(task, result.holder):
             _free(task, config, wanted, result.holder)
             result = context.store.acquire(wanted)
+    except GracePeriod as error:  # it meets its lock when it starts
+        context.outages.log(about(task, wanted.task_id, wanted.lock), "is sent without its lock: %s", error)
+        return None
     except StoreError as error:
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"

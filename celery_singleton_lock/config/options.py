@@ -193,6 +193,13 @@ class Settings:
         "seconds for a whole store call, connecting included "
         "(not counted: name resolution, and with TLS the loading of certificates); "
         "a renewal waits `lock_ttl / 6` at most", read=float)
+    replicas: int = _row(
+        0, lambda value: is_limit(value) or (value == 0 and not _is_bool(value)), "be a whole number from 0",
+        "how many replicas must have a lease, and each renewal, before it counts; a server with fewer grants and renews nothing")
+    grace: bool = _row(
+        False, _is_bool, "be True or False",
+        "after another server became the primary, a restart or a FLUSHALL, no new lease for `lock_ttl`, while living holders "
+        "reacquire theirs; the first run of a task name waits, too")
     queue_ttl: float = _row(
         3600.0, _is_seconds, "be a number of seconds above 0 and at most a year",
         'seconds that a published message keeps its lock before it starts, with `lock_from="publish"`; '

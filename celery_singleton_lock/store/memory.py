@@ -316,6 +316,9 @@ class MemoryStore(Records):
     def eviction_policy(self) -> str:
         return "noeviction"
 
+    def unsafe_replicas(self) -> int:
+        return 0
+
     def clone(self) -> MemoryStore:
         return self
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
+from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.store.records import NOTHING, Noted, RecordStore
@@ -151,6 +152,11 @@ def pauses_key(base: str) -> str:
     return f"{base}:pauses"
 
 
+def primary_key(base: str) -> str:
+    """Return the key of the note which server has a task name's locks, and since when."""
+    return f"{base}:primary"
+
+
 def line_keys(base: str, digest: str) -> tuple[str, str, str]:
     """Return the keys of a lock's line: the tickets in order, their messages, and the task name's used tickets."""
     return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
@@ -219,6 +225,21 @@ class AcquireResult:
     message: str = ""  # to be published: of another one, whose turn it is for a TTL, as the lock is free
 
 
+class GracePeriod(StoreUnavailable):
+    """The store may have lost data, so it grants no new lease for a while, in which living holders reacquire theirs.
+
+    Arguments:
+        left: seconds that it lasts.
+    """
+
+    def __init__(self, left: float = 0.0) -> None:
+        self.left = left
+        super().__init__(left)
+
+    def __str__(self) -> str:
+        return f"the store may have lost locks, and grants no new one for {self.left:.1f} s"
+
+
 class Released(NamedTuple):
     """Who waited for a lock that was released."""
 
@@ -252,6 +273,9 @@ class LockStore(Protocol):
         """Acquire the lock if it is free, this token's already, or reserved for this task id; return its fence, or why not.
 
         With a limit: acquire a free slot if fewer than so many are held, whatever limits their holders had.
+
+        Raises:
+            GracePeriod: the store may have lost the lock, and leaves it to a living holder for a TTL.
         """
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
@@ -313,6 +337,9 @@ class LockStore(Protocol):
 
     def eviction_policy(self) -> str:
         """Return the store's eviction policy; only ``noeviction`` keeps locks safe."""
+
+    def unsafe_replicas(self) -> int:
+        """Return how many replicas the primary has if it grants locks without them (no `min-replicas-to-write`), else 0."""
 
     def clone(self) -> LockStore:
         """Return a store on the same data with connections of its own, and no cap on them."""

@@ -27,7 +27,7 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, LeaseRequest
 from celery_singleton_lock.store.records import NOTHING, Noted
 from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.join import join
@@ -92,7 +92,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             state.unreleased = True
             result, sent_at = _acquire(context, wanted)
     except StoreError as error:
-        state.unreleased = isinstance(error, StoreUnavailable)  # a store that refuses has granted nothing
+        # A store that refuses has granted nothing.
+        state.unreleased = isinstance(error, StoreUnavailable) and not isinstance(error, GracePeriod)
         handle_store_error(task, request, options, wanted, error)
         execution.lease = Lease(wanted.lock)
         return body()

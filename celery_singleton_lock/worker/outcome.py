@@ -26,8 +26,9 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave
 from celery_singleton_lock.log import about
+from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, LeaseRequest, LockStore
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later
@@ -131,6 +132,8 @@ def _refuse_start(task: Any, request: Any, store: LockStore, wanted: LeaseReques
 def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseRequest, error: StoreError) -> None:
     """Do what ``on_store_error`` says after a store call failed; return if the body is to run without a lock.
 
+    In a grace period the task waits, whatever that says: the store answers, and the lock may be held.
+
     Raises:
         StoreError: the store refused.
         StoreUnavailable: the option says so, or the task cannot be retried.
@@ -138,16 +141,17 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
     """
     outages = context_of(task.app).outages
     outages.log(about(task, request.id, wanted.lock), "could not acquire its lock: %s", error)
-    note_failure(task, wanted, "acquire", error)
+    is_grace = isinstance(error, GracePeriod)
+    if not is_grace:
+        note_failure(task, wanted, "acquire", error)
     reaction = options.on_store_error
-    if wanted.place and (
-        wanted.place.room or wanted.place.ticket
-    ):  # it waits in line, or has a copy: it must not end yet
+    in_line = wanted.place and (wanted.place.room or wanted.place.ticket)  # or has a copy: it must not end yet
+    if in_line or is_grace:
         reaction = "retry"
     if not isinstance(error, StoreUnavailable) or reaction == "raise":
         raise error
     if reaction == "retry":
-        policy = retry_policy_of(options)
+        policy = _after_grace(error) if isinstance(error, GracePeriod) else retry_policy_of(options)
         if wanted.place and wanted.place.ticket:  # the time in line does not count
             policy = replace(policy, max_wait=math.inf)
         _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.HELD))
@@ -156,6 +160,11 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
             run_later(task, request, decision.delay, error, wanted)
         raise error
     outages.count("without")
+
+
+def _after_grace(error: GracePeriod) -> RetryLater:
+    left = max(0.1, error.left)
+    return RetryLater(1.05 * left, 1.0, 1.05 * left, 0.05, math.inf)
 
 
 def _skip(task: Any, request: Any, decision: SkipRun, key: str, holder: Holder | None, reason: str) -> Any:

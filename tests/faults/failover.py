@@ -1,7 +1,8 @@
 """Failover under load: a primary with replicas and Sentinels, its faults, and which bodies ran at once.
 
-``python -m tests.faults.failover --rounds 10`` causes all faults in each round, and fails if two bodies of one lock key ran at once, if a
-task failed, or if a lock is left. With ``--without`` it shows what happens without the settings.
+``python -m tests.faults.failover --rounds 10`` causes all faults in each round.
+It fails if two bodies of a lock key ran at once, if a task failed, or if a lock is left.
+With ``--without`` it shows what happens without the settings.
 """
 
 from __future__ import annotations

@@ -378,7 +378,7 @@ def scripts() -> dict[str, Script]:
     found = {}
     for request, history in product(_requests(), (None, 9)):
         calls = {
-            "acquire": [acquire_call(request, history)],
+            "acquire": [acquire_call(request, history, grace) for grace in (False, True)],
             "reacquire": [reacquire_call(request, 1, history)],
             "release": [
                 release_call(replace(request, is_continued=continued), True, kept, history)

@@ -30,7 +30,7 @@ def test_pairs() -> None:
 
 
 def test_told() -> None:
-    """A pair is told from the time when the first of its bodies learns that it has lost its lock, which may be before it begins."""
+    """A pair is told when the first of its bodies learns that it has lost its lock. That may be before the pair begins."""
     bodies = [*body("a", 1, 5), *body("b", 2, 4)]
     assert [Pair(2, 2, 1)] == pairs_of([*bodies, event("lost", 3, "a"), event("lost", 3.5, "b")])
     assert [Pair(2, 2, -0.5)] == pairs_of([*bodies, event("lost", 1.5, "a")])

@@ -17,7 +17,7 @@ from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.protocol import GracePeriod, LeaseRequest
 from celery_singleton_lock.worker.failures import FailureChannel
 from tests.servers import until
 from tests.unit.conftest import Clock
@@ -104,6 +104,20 @@ def test_refusal_is_no_outage(outages: Outages, store: Store, lines: Any) -> Non
         outages.log(about("x", "id-1"), "could not acquire its lock: %s", StoreError("NOPERM"))
     assert ["Task x[id-1] could not acquire its lock: NOPERM"] * 2 == lines(logging.WARNING)
     assert [] == store.due
+
+
+def test_grace_is_no_outage(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
+    """A grace period is one WARNING, however many tasks wait for its end, and no outage begins."""
+    for left in (3.0, 2.0, 0.5):
+        outages.log(about("x", "id-1"), "could not acquire its lock: %s", GracePeriod(left))
+        clock.time += 1.0
+    assert [
+        "Tasks wait as singleton_lock_grace says: the store may have lost locks, and grants no new one for 3.0 s"
+    ] == lines(logging.WARNING)
+    assert [] == store.due
+    clock.time += 10.0
+    outages.log(about("x", "id-1"), "could not acquire its lock: %s", GracePeriod(3.0))
+    assert 2 == len(lines(logging.WARNING))
 
 
 def test_lost_leases(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:

@@ -36,6 +36,7 @@ if pause_left > 0 then
   local since, about = string.match(pause_about or '', '^(%d+)\31(.*)')
   owner, fence, holder = '', '0', {'', '', about or '', '0', since or now, '0', 'paused'}
 end
+--@grace
 --@line
 if owner and owner ~= ARGV[1] then
   if owner ~= 'queued:' .. ARGV[3] then

@@ -16,6 +16,7 @@ from celery_singleton_lock.store.protocol import (
     begun_key,
     line_keys,
     pauses_key,
+    primary_key,
     record_keys,
     replaced_key,
     task_keys,
@@ -57,11 +58,18 @@ def script_call(
     return ScriptCall(verb, parts, str(len(keys)), *keys, *arguments)
 
 
-def acquire_call(wanted: LeaseRequest, history: int | None) -> ScriptCall:
-    """Return the call that acquires a lock. `history`: how many runs are kept; None: nothing is recorded."""
+def acquire_call(wanted: LeaseRequest, history: int | None, grace: bool = False) -> ScriptCall:
+    """Return the call that acquires a lock.
+
+    Arguments:
+        history: how many runs are kept; None: nothing is recorded.
+        grace: whether a lock that may have been lost with the store's data is granted to nobody for a TTL.
+    """
     lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
     keys = (wanted.completed, *task_keys(wanted.base), pauses_key(wanted.base))
     parts = [*_acquire_parts(wanted), *_acquire_records(wanted, history)]
+    if grace:
+        parts.append(Part("grace", (primary_key(wanted.base),)))
     return _request_call("acquire", wanted, lock, keys, "1" if wanted.redelivered else "", parts)
 
 

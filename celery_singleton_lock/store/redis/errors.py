@@ -99,8 +99,8 @@ def code_of(error: Exception) -> str:
 
 
 def is_of_this_connection(error: Exception) -> bool:
-    """Return whether another connection may be served: after a failover at the new master, or with another login."""
-    return code_of(error) in ("READONLY", "MASTERDOWN", "MOVED", "NOPERM")
+    """Return whether another connection may be served: after a failover by the new primary, or with another login."""
+    return code_of(error) in ("READONLY", "MASTERDOWN", "NOREPLICAS", "MOVED", "NOPERM")
 
 
 def _is_refused_by_tls(error: Exception) -> bool:

@@ -22,6 +22,16 @@ from celery_singleton_lock.store.redis.errors import is_of_this_connection, stor
 MOST_IDLE = 10
 
 
+class Generation:
+    """The connections of several pools that may be used: those made since it ended last."""
+
+    number = 0
+
+    def end(self) -> None:
+        """Have each connection that is there now closed before its next use, so that another server may be found."""
+        self.number += 1
+
+
 class ConnectionPool:
     """Executes commands on connections that it makes.
 
@@ -29,11 +39,19 @@ class ConnectionPool:
         connect: makes a connection, not yet connected.
         limit: how many are in use at most; None: any number.
         access: is told of refusals.
+        generation: of the connections that it uses.
     """
 
-    def __init__(self, connect: Callable[[], Any], limit: int | None = None, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        connect: Callable[[], Any],
+        limit: int | None = None,
+        access: Access | None = None,
+        generation: Generation | None = None,
+    ) -> None:
         self._connect = connect
         self._access = access or Access()
+        self._generation = generation or Generation()
         self._idle: deque[Any] = deque()  # the one used last is used next: few connections are made
         self._most_idle = limit or MOST_IDLE
         self._cap = _Cap(limit) if limit else None
@@ -75,10 +93,14 @@ class ConnectionPool:
         return reply
 
     def _take(self) -> Any:
+        number = self._generation.number
         try:
-            return self._idle.pop()
+            while (connection := self._idle.pop()).generation != number:
+                connection.disconnect()  # here, as another thread must not close it
         except IndexError:
-            return self._connect()
+            connection = self._connect()
+            connection.generation = number
+        return connection
 
     def _put_back(self, connection: Any) -> None:
         if len(self._idle) < self._most_idle:

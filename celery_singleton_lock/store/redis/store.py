@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import NoScriptError
 
+from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import (
@@ -16,6 +18,7 @@ from celery_singleton_lock.store.protocol import (
     CONTINUED_TTL,
     AcquireResult,
     AcquireStatus,
+    GracePeriod,
     Kept,
     LeaseRequest,
     Released,
@@ -37,8 +40,11 @@ from celery_singleton_lock.store.redis.calls import (
     script_call,
 )
 from celery_singleton_lock.store.redis.connection import Batch, Command
-from celery_singleton_lock.store.redis.pool import ConnectionPool
+from celery_singleton_lock.store.redis.pool import ConnectionPool, Generation
 from celery_singleton_lock.store.redis.records import RedisRecords, told_of_pause
+
+#: Seconds by which `WAIT` may end late.
+WAIT_MARGIN = 0.15
 
 _RENEW_RESULTS = {result.value: result for result in RenewResult}
 
@@ -52,6 +58,9 @@ class RedisStore:
         limit: how many calls, and so connections, there are at most at once; None: any number.
         history: how many runs of each task name are kept; None: nothing is recorded.
         access: whether the server has accepted this process.
+        replicas: how many replicas must have a lease and each renewal of it.
+        grace: whether no new lease is granted for a TTL after the server may have lost data.
+        generation: of the connections, which its clones share.
     """
 
     def __init__(
@@ -61,19 +70,27 @@ class RedisStore:
         limit: int | None = None,
         history: int | None = None,
         access: Access | None = None,
+        replicas: int = 0,
+        grace: bool = False,
+        generation: Generation | None = None,
     ) -> None:
         self._connect = connect
         self._timeout = timeout
         self._history = history
         self._access = access or Access()
-        self._pool = ConnectionPool(connect, limit, self._access)
+        self._replicas, self._grace = replicas, grace
+        self._generation = generation or Generation()
+        self._pool = ConnectionPool(connect, limit, self._access, self._generation)
+        self._run_lease = self._run_on_replicas if replicas else self.run
 
     def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        answer, *more = self.run(acquire_call(wanted, self._history), timeout)
+        answer, *more = self._run_lease(acquire_call(wanted, self._history, self._grace), timeout)
         self._access.accepted()
         if answer == "granted":
             slot = int(more[1]) if wanted.limit else 0
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
+        if answer == "grace":
+            raise GracePeriod(int(more[0]) / 1000)
         if answer != "held":
             return AcquireResult(AcquireStatus(answer), head=more[0] if more else "")
         count, head, rank, quiet, asked, message = more[7:] or (0, None, None, 0, 0, "")
@@ -82,11 +99,11 @@ class RedisStore:
         return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, *line)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
-        answers = self.run(renewal_call(leases), timeout)
+        answers = self._run_lease(renewal_call(leases), timeout)
         return [_renewed(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
 
     def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self.run(reacquire_call(wanted, fence, self._history), timeout)
+        answer, done = self._run_lease(reacquire_call(wanted, fence, self._history), timeout)
         return RenewResult(answer), bool(done)
 
     def release(
@@ -128,15 +145,20 @@ class RedisStore:
         return RedisRecords(self, self._history or 0)
 
     def check(self, base: str) -> None:
-        self.run(script_call("check", (check_key(base),), (ms(CHECK_TTL),)))
+        self._run_lease(script_call("check", (check_key(base),), (ms(CHECK_TTL),)), None)
         self._access.accepted()
 
     def eviction_policy(self) -> str:
         lines = str(self.command("INFO", "memory")).splitlines()
         return next((line[17:].strip() for line in lines if line.startswith("maxmemory_policy:")), "")
 
+    def unsafe_replicas(self) -> int:
+        found = dict(re.findall(r"^(\w+):(\d+)", str(self.command("INFO", "replication")), re.MULTILINE))
+        return 0 if "min_slaves_good_slaves" in found else int(found.get("connected_slaves", 0))
+
     def clone(self) -> RedisStore:
-        return RedisStore(self._connect, self._timeout, history=self._history, access=self._access)
+        shared = self._history, self._access, self._replicas, self._grace, self._generation
+        return RedisStore(self._connect, self._timeout, None, *shared)
 
     def close(self) -> None:
         self._pool.close()
@@ -148,6 +170,32 @@ class RedisStore:
             return self._pool.execute(call.command(), deadline, once)
         except NoScriptError:
             return self._pool.execute(call.command(with_text=True), deadline, once)
+
+    def _run_on_replicas(self, call: ScriptCall, timeout: float | None) -> Any:
+        """Run a script, and wait until enough replicas have what it wrote; return the reply.
+
+        Raises:
+            StoreUnavailable: they do not have it in time. Maybe another server is the primary: connections are made anew.
+        """
+        deadline = self._deadline(timeout)
+        try:
+            reply, count = self._run_and_wait(call, deadline)
+            if count is None or count < self._replicas:
+                told = "the store refuses WAIT" if count is None else f"{count} replicas have its answer"
+                raise StoreUnavailable(f"{told}, but singleton_lock_replicas is {self._replicas}")
+        except StoreUnavailable:
+            self._generation.end()
+            raise
+        return reply
+
+    def _run_and_wait(self, call: ScriptCall, deadline: float) -> list[Any]:
+        left = deadline - time.monotonic() - WAIT_MARGIN
+        wait = Command("WAIT", str(self._replicas), ms(max(0.001, left)))
+        wait.optional = True
+        try:
+            return self._run_all((call, wait), deadline)
+        except NoScriptError:
+            return self._run_all((call, wait), deadline, with_text=True)
 
     def run_all(self, calls: Sequence[Command]) -> list[Any]:
         """Run scripts and commands, all of which may be sent twice, in one round trip; return the replies."""
