@@ -21,7 +21,8 @@ OnLockLost = Literal["warn", "raise"]
 OnStoreError = Literal["retry", "run", "raise"]
 
 LONGEST = 366 * 86400.0  # seconds: a year, which servers and sockets can express
-STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", "sentinel")
+SENTINEL_SCHEMES = ("sentinel", "redis+sentinel")
+STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", *SENTINEL_SCHEMES)
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ class Settings:
     url: str = _row(
         None, _is_store, f"be memory:// or one of {', '.join(f'{scheme}://' for scheme in STORE_SCHEMES)}",
         "the store: `redis://`, `rediss://`, `redis+socket://` or `sentinel://`, with the TLS and Sentinel options of "
-        "Celery's settings; `valkey://` and `valkeys://` mean the same; `memory://` is for one process only",
+        "Celery's settings; `redis+sentinel://host,host/name/db` also names the primary; `valkey://` and `valkeys://` mean the "
+        "first two; `memory://` is for one process only",
         "the broker's URL if it is Redis, else the result backend's if it is", is_secret=True)
     prefix: str = _row(
         "singleton", lambda value: isinstance(value, str) and value != "" and not set(value) & set("{}"),
@@ -225,6 +227,11 @@ class Settings:
     def shown_url(self) -> str:
         """The URL without user, password and options; of several servers, the last one that has a login."""
         return re.sub(r"//.*@", "//", self.url).partition("?")[0]
+
+    @property
+    def is_by_sentinel(self) -> bool:
+        """Whether Sentinels tell which server is the store."""
+        return scheme_of(self.url) in SENTINEL_SCHEMES
 # fmt: on
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from celery_singleton_lock.config.foreign import unknown_settings
 from celery_singleton_lock.config.options import (
     APP_SETTINGS,
+    SENTINEL_SCHEMES,
     STORE_SCHEMES,
     TASK_OPTIONS,
     Settings,
@@ -51,9 +52,15 @@ def _store(conf: Any, own_url: str | None) -> tuple[str, str, Mapping[str, Any],
     broker_tls, result_tls = _certificates(conf.get("broker_use_ssl")), _certificates(conf.get("redis_backend_use_ssl"))
     if own_url is not None:
         scheme = scheme_of(own_url)
-        options = {**broker_options, **result_options, "global_keyprefix": None} if scheme == "sentinel" else {}
+        is_by_sentinel = scheme in SENTINEL_SCHEMES
+        options = {**broker_options, **result_options, "global_keyprefix": None} if is_by_sentinel else {}
         tls = broker_tls if result_tls is None else result_tls
-        return "singleton_lock_url", own_url, options, tls if scheme in ("rediss", "valkeys", "sentinel") else None
+        return (
+            "singleton_lock_url",
+            own_url,
+            options,
+            tls if is_by_sentinel or scheme in ("rediss", "valkeys") else None,
+        )
     broker = _broker(conf)
     if broker is not None:
         return "broker_url", broker, broker_options, broker_tls

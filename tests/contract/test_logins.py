@@ -295,6 +295,28 @@ def test_sentinel(sentinel: str, lease_request: MakeRequest, query: str, options
     store.close()
 
 
+SPELLINGS = {
+    "celery's": "sentinel://127.0.0.1:1;sentinel://127.0.0.1:{port}/1?master_name=m",
+    "others'": "redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/m/1",
+    "login": "redis+sentinel://{login}@127.0.0.1:{port}/m/1",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_name_of_the_primary_in_the_url(sentinel: str, lease_request: MakeRequest, spelling: str) -> None:
+    """The URL may name the primary, so that Celery's transport options need not. Other Sentinels than the first are asked."""
+    login = f"{USER}:{USER_PASSWORD}"
+    url = SPELLINGS[spelling].format(port=sentinel.rpartition(":")[2].partition("/")[0], login=login)
+    options = {} if spelling == "login" else {"username": USER, "password": USER_PASSWORD}
+    options |= {"master_name": "not this one", "sentinel_kwargs": {"password": SENTINEL_PASSWORD}}
+    store = RedisStore(connector(url, options, None, 2.0), 2.0)
+    one = lease_request()
+    assert AcquireStatus.GRANTED is store.acquire(one).status
+    assert "db=1" in str(store.command("CLIENT", "INFO"))
+    store.release(one, True)
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("own", "options"),
     [

@@ -857,6 +857,18 @@ def test_eviction_policy(own_server: StartServer, redis_store: MakeStore) -> Non
     assert "allkeys-lru" == store.eviction_policy()
 
 
+@pytest.mark.parametrize("kind", ["alone", "unsafe", "safe"])
+def test_unsafe_replicas(own_server: StartServer, redis_store: MakeStore, kind: str) -> None:
+    """The store tells how many replicas its primary has, if it does not wait for them."""
+    primary = own_server("--min-replicas-to-write", "1") if kind == "safe" else own_server()
+    store = redis_store(primary.url())
+    if kind != "alone":
+        store.command("CONFIG", "SET", "repl-diskless-sync-delay", "0")
+        own_server("--replicaof", "127.0.0.1", str(primary.port))
+        until(lambda: "connected_slaves:1" in store.command("INFO", "replication"), "it has a replica")
+    assert (1 if kind == "unsafe" else 0) == store.unsafe_replicas()
+
+
 # -- URLs --------------------------------------------------------------------------------------
 
 
@@ -885,7 +897,17 @@ def test_unix_socket(own_server: StartServer, redis_store: MakeStore, lease_requ
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://localhost:port/0", "redis://localhost/?no_such_option=1", "sentinel://localhost/0"]
+    "url",
+    [
+        "redis://localhost:port/0",
+        "redis://localhost/?no_such_option=1",
+        "sentinel://localhost/0",
+        "sentinel://localhost/0?master_name=",
+        "redis+sentinel://localhost",
+        "redis+sentinel://localhost/",
+        "redis+sentinel://localhost/name/no_number",
+        "redis+sentinel://localhost:port/name",
+    ],
 )
 def test_bad_url_is_refused(url: str) -> None:
     """A URL that cannot be used is a ConfigurationError that names the setting."""

@@ -374,6 +374,7 @@ SOURCES = [
         ("rediss://h/0", False, True),
         ("redis+socket:///run/x", False, False),
         ("sentinel://h:26379", True, True),
+        ("redis+sentinel://h:26379,i/name/0", True, True),
         ("memory://", False, False),
     ],
 )

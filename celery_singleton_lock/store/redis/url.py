@@ -49,15 +49,15 @@ def connector(
     """Return a function that makes connections, not yet connected, to the server that a URL names.
 
     Arguments:
-        options: Celery's transport options; used are `master_name`, `sentinel_kwargs`, `username`, `password` and
-            `credential_provider`.
+        options: Celery's transport options; used are `master_name` (unless the URL has it), `sentinel_kwargs`, `username`,
+            `password` and `credential_provider`.
         tls: certificate options as in Celery's `redis_backend_use_ssl`.
         timeout: seconds in which all Sentinels together must tell which server it is.
 
     Raises:
         ConfigurationError: the URL or the options do not name a server, or name something that is no credential provider.
     """
-    make = _by_sentinel if url.startswith("sentinel:") else _direct
+    make = _by_sentinel if url.startswith(("sentinel:", "redis+sentinel:")) else _direct
     texts = {"decode_responses": True, "encoding_errors": "backslashreplace"}  # a task id may be any text
     login = {name: options[name] for name in ("username", "password") if options.get(name)}
     try:
@@ -110,24 +110,51 @@ def _refuse_unquoted(url: str) -> None:
 def _by_sentinel(
     url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
 ) -> Callable[[], Any]:
-    if not options.get("master_name"):
-        raise ConfigurationError(
-            "singleton_lock_url: a sentinel:// URL needs master_name in Celery's transport options"
-        )
-    parts = [urlsplit(part) for part in url.split(";")]
+    parts = [urlsplit(part) for part in _as_celery_spells(url).split(";")]
     last = parts[-1]
+    query = parse_qs(last.query)
+    name = query.get("master_name", [options.get("master_name")])[-1]
+    if not name:
+        raise ConfigurationError(
+            "singleton_lock_url: a sentinel:// URL needs ?master_name=…, or master_name in Celery's transport options"
+        )
     wanted |= {"db": int(last.path.strip("/") or 0)}
     wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
-    provider = parse_qs(last.query).get("credential_provider", [options.get("credential_provider")])[-1]
+    provider = query.get("credential_provider", [options.get("credential_provider")])[-1]
     share = timeout / len(parts) / 2  # they are asked in turn, each by a connection and a command
     bounds = {"socket_timeout": share, "socket_connect_timeout": share, "retry": Retry(NoBackoff(), 0)}
     addresses = [(part.hostname, part.port or 26379) for part in parts]
     sentinel = _Sentinel(addresses, sentinel_kwargs={**bounds, **(options.get("sentinel_kwargs") or {})})
     kind = with_deadline(SentinelManagedSSLConnection if tls else SentinelManagedConnection)
     wanted = _with_credentials({**wanted, **(_with_tls(tls) if tls else {})}, provider)
-    pool = _SentinelPool(options["master_name"], sentinel, ssl=bool(tls), connection_class=kind, **wanted)
+    pool = _SentinelPool(name, sentinel, ssl=bool(tls), connection_class=kind, **wanted)
     make: Callable[[], Any] = pool.make_connection
     return make
+
+
+def _as_celery_spells(url: str) -> str:
+    """Return a URL with each Sentinel as a URL of its own, separated by ``;``, and the login of the server in the last one.
+
+    Raises:
+        ConfigurationError: it begins with ``redis+sentinel:`` and does not go on as it has to.
+    """
+    if url.startswith("sentinel:"):
+        return url
+    found = re.fullmatch(
+        r"redis\+sentinel://(?P<login>.*@)?(?P<hosts>[^/@?]+)/(?P<name>[^/?]+)(/(?P<db>\d*))?(\?(?P<query>.*))?", url
+    )
+    if found is None:
+        raise ConfigurationError(
+            "singleton_lock_url must be as redis+sentinel://host:port,host:port/name/db, with the primary's name"
+        )
+    *others, last = found["hosts"].split(",")
+    query = f"{found['query'] or ''}&master_name={found['name']}"
+    return ";".join(
+        [
+            *(f"sentinel://{one}" for one in others),
+            f"sentinel://{found['login'] or ''}{last}/{found['db'] or 0}?{query}",
+        ]
+    )
 
 
 def _with_tls(options: Mapping[str, Any]) -> dict[str, Any]:
