@@ -243,23 +243,32 @@ def _check_store(context: ProcessContext, tasks: Mapping[str, str]) -> None:
     try:
         for name in sorted({*tasks.values()})[:_CHECKED_NAMES]:
             context.store.check(f"{context.settings.prefix}:{{{escaped(name)}}}")
-        policy = _eviction_policy(context.store)
+        concerns = _concerns(context)
     except StoreUnavailable as error:
         return logger.warning("The store of locks cannot be used now: %s", error)
     except StoreError as error:
         return logger.error("The store of locks refuses this worker, so singleton tasks will fail: %s", error)
     finally:
         context.store.close()  # no connection is inherited by forked processes
-    if problem := problem_of(policy):
-        logger.warning("%s", problem)
+    for concern in concerns:
+        logger.warning("%s", concern)
 
 
-def _eviction_policy(store: LockStore) -> str:
+def _concerns(context: ProcessContext) -> list[str]:
+    """Return how the store may lose locks."""
+    settings, store = context.settings, context.store
     try:
-        return store.eviction_policy()
+        found = [problem_of(store.eviction_policy())]
+        if settings.is_by_sentinel and not settings.replicas and (count := store.unsafe_replicas()):
+            found.append(
+                f"The store of locks has replicas ({count}), and grants locks before they have them: after a failover, two "
+                "tasks may have one lock. Set singleton_lock_replicas and singleton_lock_grace, or min-replicas-to-write "
+                "on the servers"
+            )
     except StoreError as error:  # a login may be allowed to run scripts, but not INFO
         logger.info("The store of locks does not show its maxmemory-policy: %s", error)
-        return ""
+        return []
+    return [concern for concern in found if concern]
 
 
 def _add_tasks(store: LockStore, prefix: str, tasks: Mapping[str, str]) -> float:

@@ -175,12 +175,32 @@ def test_outages(make_case: Callable[..., Case], lease_request: MakeRequest, cod
     assert [] == case.refusals
 
 
-def test_words_for_a_replica(make_case: Callable[..., Case], lease_request: MakeRequest) -> None:
-    """The error of a replica says in words what it is."""
-    case = make_case()
-    read_only(case)
-    with pytest.raises(StoreUnavailable, match="is a replica, which takes no writes: the URL is that of a replica"):
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("READONLY", "is a replica, which takes no writes: the URL is that of a replica"),
+        ("NOREPLICAS", "has fewer replicas than its min-replicas-to-write"),
+        ("CLUSTERDOWN", "is a node of a Redis Cluster that does not serve all keys"),
+    ],
+)
+def test_words(make_case: Callable[..., Case], code: str, words: str) -> None:
+    """What a worker's check at its start meets is said in words."""
+    options, bring_about = OUTAGES[code]
+    case = make_case(*options)
+    bring_about(case)
+    with pytest.raises(StoreUnavailable, match=words):
         case.store.check("b")
+
+
+def test_another_connection_without_replicas(make_case: Callable[..., Case], lease_request: MakeRequest) -> None:
+    """A server without its replicas may not be the primary any more: the next call connects anew."""
+    case = make_case()
+    case.store.acquire(lease_request())
+    before = case.store.command("CLIENT", "ID")
+    too_few_replicas(case)
+    with pytest.raises(StoreUnavailable):
+        case.store.acquire(lease_request("new"))
+    assert before != case.store.command("CLIENT", "ID")
 
 
 # -- refusals ------------------------------------------------------------------------------------

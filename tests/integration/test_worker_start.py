@@ -15,6 +15,7 @@ import redis
 
 from celery_singleton_lock import StoreError, StoreUnavailable
 from tests.contract.test_logins import PASSWORD, DefaultUser, named
+from tests.faults.failover import NAME, Replicated
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import Process, RedisServer, free_port, until
@@ -146,6 +147,21 @@ def test_eviction_policy(fresh_worker: Callable[..., LocalWorkerNode]) -> None:
         said = worker.wait_for_lines(": WARNING/", "allkeys-lru")
         time.sleep(0.5)
         assert len(worker.lines(": WARNING/", "allkeys-lru")) == len(said) == 1
+
+
+@pytest.mark.parametrize("conf", [{}, {"singleton_lock_replicas": 1}], ids=["without", "with"])
+def test_replicas_that_nothing_waits_for(
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], conf: dict[str, Any]
+) -> None:
+    """By Sentinel, a worker logs one WARNING at its start if its store grants locks that its replicas may not have."""
+    words = "The store of locks has replicas (1), and grants locks before they have them"
+    with Replicated(replicas=1) as store:
+        url = store.url + f"?master_name={NAME}"
+        worker = fresh_worker(WorkerSpec("prefork", 2, conf={"singleton_lock_url": url, **conf}))
+        job = env.job("store_raise")
+        assert "done" == env.get(job.apply_async((env.tag,), queue=worker.worker_queue))
+        assert len(worker.lines(": WARNING/", words)) == (0 if conf else 1)
+        assert len(worker.lines(": WARNING/")) == (0 if conf else 1)
 
 
 @pytest.mark.parametrize(

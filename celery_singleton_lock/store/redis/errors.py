@@ -50,7 +50,12 @@ _CLUSTER = (
     "singleton_lock_url must name a server that is no cluster"
 )
 _REPLICA = "the store is a replica, which takes no writes: the URL is that of a replica, or a failover is under way"
-_WORDS = {"READONLY": _REPLICA, "MASTERDOWN": _REPLICA}
+_WORDS = {
+    "READONLY": _REPLICA,
+    "MASTERDOWN": _REPLICA,
+    "NOREPLICAS": "the store has fewer replicas than its min-replicas-to-write",
+    "CLUSTERDOWN": "the store is a node of a Redis Cluster that does not serve all keys",
+}
 #: What a server writes before the words of a command that it does not know.
 _QUOTATION = ", with args beginning with"
 
