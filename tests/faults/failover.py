@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import random
 import sys
 import threading
 import time
@@ -409,8 +410,13 @@ def stopped(load: Load) -> None:
     load.store.heal()
 
 
+def flushed(load: Load) -> None:
+    """The store loses all its data."""
+    load.store.ask(load.store.primary.port, "FLUSHALL")
+
+
 FAULTS: dict[str, Callable[[Load], None]] = {
-    fault.__name__: fault for fault in (planned, coordinated, killed, partition, stopped)
+    fault.__name__: fault for fault in (planned, coordinated, killed, partition, stopped, flushed)
 }
 
 
@@ -426,11 +432,20 @@ def run(load: Load, *faults: str) -> dict[str, Report]:
     return found
 
 
+def _at_random(seconds: float, seed: int) -> Iterator[str]:
+    """Yield faults until the time is over."""
+    draw, end = random.Random(seed), now() + seconds
+    while now() < end:
+        yield draw.choice([name for name in FAULTS if name != coordinated.__name__])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run rounds of faults; return 1 if two bodies ran at once in one of them."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.failover", description=__doc__)
     parser.add_argument("faults", nargs="*", default=["planned", "killed", "partition"], help=", ".join(FAULTS))
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--minutes", type=float, help="faults at random for so long, instead of the named ones")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--valkey", action="store_true", help="on Valkey")
     parser.add_argument("--without", action="store_true", help="without the settings")
     parser.add_argument("--min-replicas", action="store_true", help="with min-replicas-to-write 1")
@@ -445,7 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Replicated(valkey_program() if given.valkey else "", options=options) as store,
             Load(store, tuple(given.bodies), task=given.task, **conf) as load,
         ):
-            for name in given.faults:
+            for name in given.faults if given.minutes is None else _at_random(given.minutes * 60, given.seed):
                 (found,) = run(load, name).values()
                 pairs += len(found.pairs)
                 print(f"{number + 1} {name}: {found}", flush=True)

@@ -581,6 +581,46 @@ MUTANTS = (
         "tests/unit/test_join.py::test_max_wait",
         "Fail",
     ),
+    Mutant(
+        "no new lease in a grace period",
+        "store/redis/acquire_grace.lua",
+        "  if left > 0 then return",
+        "  if false then return",
+        "test_failover.py::test_lost_data_with_grace[prefork-_flush]",
+        "assert 1 == 2|reacquired",
+    ),
+    Mutant(
+        "a task waits for the end of a grace period, whatever on_store_error says",
+        "worker/outcome.py",
+        "    if in_line or is_grace:\n",
+        "    if in_line:\n",
+        "test_failover.py::test_lost_data_with_grace[prefork-_flush]",
+        "assert 1 == 2|overlap",
+    ),
+    Mutant(
+        "a lease counts only once the replicas have it",
+        "store/redis/store.py",
+        "            if count is None or count < self._replicas:\n",
+        "            if False:\n",
+        "test_failover.py::test_no_replica[prefork]",
+        "postponed",
+    ),
+    Mutant(
+        "a lease that was granted and does not count is given back",
+        "worker/execution.py",
+        "state.unreleased = isinstance(error, StoreUnavailable) and not isinstance(error, GracePeriod)",
+        "state.unreleased = False",
+        "test_failover.py::test_no_replica[prefork]",
+        "no lock is left|lease",
+    ),
+    Mutant(
+        "all connections are made anew where replicas are missing",
+        "store/redis/store.py",
+        "            self._generation.end()\n",
+        "",
+        "tests/contract/test_replicas.py::test_connections_are_made_anew[redis]",
+        "assert",
+    ),
 )
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.faults.failover import Pair, pairs_of
+import pytest
+
+from tests.faults.failover import FAULTS, Pair, pairs_of
 from tests.faults.ledger import Event
+from tests.faults.matrix import test_failover as matrix
+
+pytestmark = pytest.mark.harness
 
 
 def body(run: str, start: float, end: float, work: str = "w") -> list[Event]:
@@ -40,3 +45,9 @@ def test_bodies_that_go_on() -> None:
     """A body without an end still runs."""
     (pair,) = pairs_of([event("start", 1, "a"), *body("b", 2, 4)])
     assert Pair(2, 2, None) == pair
+
+
+def test_all_faults_have_a_row() -> None:
+    """The matrix has a row for each fault."""
+    rows = matrix.test_failover.pytestmark[0].args[1]
+    assert set(FAULTS) == {getattr(row, "values", row)[1] for row in rows}
