@@ -234,6 +234,7 @@ class Load:
         task: name of the task.
         workers: how many.
         children: how many each of them has.
+        waiting: how many messages wait for each lock key.
         conf: of the app.
     """
 
@@ -245,11 +246,12 @@ class Load:
         task: str = "retry",
         workers: int = 2,
         children: int = 6,
+        waiting: int = 2,
         ttl: float = 3.0,
         **conf: Any,
     ) -> None:
         self.store, self.ttl = store, ttl
-        self._bodies, self._keys, self._task = bodies, keys, task
+        self._bodies, self._keys, self._task, self._waiting = bodies, keys, task, waiting
         self.ledger = Ledger(new_directory("failover"))
         self.workers: list[Worker] = []
         self.results: list[AsyncResult] = []
@@ -300,13 +302,13 @@ class Load:
         self._stack.close()
 
     def _send(self) -> None:
-        """Keep two messages for each key on their way, besides the one that runs."""
+        """Keep messages for each key on their way, besides the one that runs."""
         count, sent = itertools.count(), [0] * self._keys
         least, most = self._bodies
         while not self._end.wait(0.1):
             ended = [event["work"] for event in self.ledger.events("end")]
             for number in range(self._keys):
-                while sent[number] < ended.count(f"{self._task} k{number}") + 3:
+                while sent[number] < ended.count(f"{self._task} k{number}") + 1 + self._waiting:
                     span = least + (most - least) * (next(count) * 0.618 % 1)
                     task = self.app.tasks[self._task]
                     self.results.append(task.apply_async((f"k{number}",), {"acts": [["sleep", span]]}))
@@ -375,22 +377,19 @@ def pairs_of(events: Sequence[Event]) -> list[Pair]:
 
 
 def planned(load: Load) -> None:
-    """A planned failover, until the old primary is a replica."""
+    """A planned failover."""
     load.store.fail_over()
-    load.store.heal()
 
 
 def coordinated(load: Load) -> None:
     """A planned failover in which the old primary takes part (Valkey)."""
     load.store.fail_over("COORDINATED")
-    load.store.heal()
 
 
 def killed(load: Load) -> None:
     """The primary is killed; replicas miss the writes of its last 1.2 s."""
     load.store.kill_primary(1.2)
     time.sleep(load.ttl)
-    load.store.heal()
 
 
 def partition(load: Load) -> None:
@@ -398,7 +397,6 @@ def partition(load: Load) -> None:
     with load.store.partition() as before:
         until(lambda: load.store.primary is not before, "another server is the primary")
         time.sleep(10)
-    load.store.heal()
 
 
 def stopped(load: Load) -> None:
@@ -407,7 +405,6 @@ def stopped(load: Load) -> None:
     before.pause()
     time.sleep(12)
     before.resume()
-    load.store.heal()
 
 
 def flushed(load: Load) -> None:
@@ -420,12 +417,18 @@ FAULTS: dict[str, Callable[[Load], None]] = {
 }
 
 
-def run(load: Load, *faults: str) -> dict[str, Report]:
-    """Cause faults one after the other, each once the one before is over; return a report of each."""
+def run(load: Load, *faults: str, heal: bool = True) -> dict[str, Report]:
+    """Cause faults one after the other; return a report of each.
+
+    Arguments:
+        heal: whether each lasts until all servers are replicas of one primary again.
+    """
     found = {}
     for name in faults:
         since = now()
         FAULTS[name](load)
+        if heal:
+            load.store.heal()
         load.wait_for_starts(3)
         time.sleep(load.ttl)
         found[name] = load.report(since)
