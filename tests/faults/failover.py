@@ -276,7 +276,6 @@ class Load:
             self.app = make_app(self.conf)
             self._stack.callback(pools.reset)
             self._stack.callback(self.app.close)
-            self.app.backend.result_consumer.cancel_for = lambda task_id: None
             self._start(workers, children)
         except BaseException:
             self.__exit__()
@@ -303,6 +302,7 @@ class Load:
 
     def _send(self) -> None:
         """Keep messages for each key on their way, besides the one that runs."""
+        self.app.backend.result_consumer.cancel_for = lambda task_id: None  # each thread has a backend of its own
         count, sent = itertools.count(), [0] * self._keys
         least, most = self._bodies
         while not self._end.wait(0.1):
