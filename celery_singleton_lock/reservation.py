@@ -27,7 +27,8 @@ def reservation(
     """Return the request for a reservation of this message."""
     digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
     place = Place() if getattr(config.options.on_duplicate, "uses_line", False) else None  # behind those that wait
-    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, queued=True, place=place, limit=limit)
+    more: dict[str, Any] = {"queued": True, "place": place, "limit": limit, "grace": config.options.lock_ttl}
+    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, **more)
 
 
 def header_of(config: TaskConfig, wanted: LeaseRequest) -> list[Any]:

@@ -81,6 +81,7 @@ class LeaseRequest:
     comes_again: bool = False  # its message is delivered again if its body does not end; the store notes that it began
     is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
+    grace: float = 0.0  # seconds of a grace period; 0: the TTL, which is longer for a reservation
     noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
     lock: str = field(
         init=False

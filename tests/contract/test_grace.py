@@ -145,6 +145,13 @@ def test_promoted_replica(
     assert AcquireStatus.GRANTED is store.acquire(lease_request("other")).status  # of the old one: see `replicas`
 
 
+def test_reservations_wait_for_the_ttl_of_the_lock(store: RedisStore, lease_request: MakeRequest) -> None:
+    """A reservation, which may last for an hour, waits no longer than a lease."""
+    wanted = lease_request(task_id="a", token=queued_token("a"), queued=True, ttl=3600.0, grace=TTL)
+    assert TTL - 0.5 < in_grace(store, wanted) <= TTL
+    get(store, wanted)
+
+
 def test_each_request_waits_for_its_own_ttl(store: RedisStore, lease_request: MakeRequest) -> None:
     """A request with a short TTL waits for that long, while one with a long TTL still waits."""
     get(store, lease_request(ttl=0.5))

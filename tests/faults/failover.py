@@ -324,7 +324,14 @@ class Load:
         until(lambda: all(result.ready() for result in self.results), "all have ended", timeout, 0.5)
         failed = {result.id: str(result.result) for result in self.results if result.state != "SUCCESS"}
         assert not failed
-        until(lambda: not self._locks(), "no lock is left", self.ttl + 5)
+        try:
+            until(lambda: not self._locks(), "no lock is left", self.ttl + 5)
+        except AssertionError:
+            raise AssertionError(f"locks are left: {self._left()}") from None
+
+    def _left(self) -> list[Any]:
+        port = self.store.primary.port
+        return [(key, self.store.ask(port, "HGETALL", key), self.store.ask(port, "PTTL", key)) for key in self._locks()]
 
     def _locks(self) -> Any:
         with contextlib.suppress(redis.RedisError):

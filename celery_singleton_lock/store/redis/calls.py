@@ -69,7 +69,7 @@ def acquire_call(wanted: LeaseRequest, history: int | None, grace: bool = False)
     keys = (wanted.completed, *task_keys(wanted.base), pauses_key(wanted.base))
     parts = [*_acquire_parts(wanted), *_acquire_records(wanted, history)]
     if grace:
-        parts.append(Part("grace", (primary_key(wanted.base),)))
+        parts.append(Part("grace", (primary_key(wanted.base),), (ms(wanted.grace or wanted.ttl),)))
     return _request_call("acquire", wanted, lock, keys, "1" if wanted.redelivered else "", parts)
 
 
