@@ -100,18 +100,19 @@ def test_no_replica(pool: str) -> None:
         env.finish()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("server", "fault"),
     [
         ("redis", "planned"),
-        pytest.param("redis", "killed", marks=pytest.mark.nightly),
-        pytest.param("redis", "partition", marks=pytest.mark.nightly),
-        pytest.param("redis", "stopped", marks=pytest.mark.nightly),
-        pytest.param("redis", "flushed", marks=pytest.mark.nightly),
-        pytest.param("valkey", "planned", marks=pytest.mark.nightly),
-        pytest.param("valkey", "coordinated", marks=pytest.mark.nightly),
-        pytest.param("valkey", "killed", marks=pytest.mark.nightly),
-        pytest.param("valkey", "partition", marks=pytest.mark.nightly),
+        ("redis", "killed"),
+        ("redis", "partition"),
+        ("redis", "stopped"),
+        ("redis", "flushed"),
+        ("valkey", "planned"),
+        ("valkey", "coordinated"),
+        ("valkey", "killed"),
+        ("valkey", "partition"),
     ],
 )
 def test_failover(server: str, fault: str) -> None:
