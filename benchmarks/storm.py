@@ -23,7 +23,7 @@ HOW = (
 
 def run(stage: Stage) -> Section:
     """Send a storm under each policy."""
-    size = stage.few(10_000, 300)
+    size = stage.few(10_000, 60)
     peers = [name for name in (ONCE, SINGLETON) if name in base_classes()]
     rows: list[tuple[str, tuple[Cell, ...]]] = []
     for kind in (*policies(), *peers):

@@ -21,13 +21,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from celery_singleton_lock import locks
 from example_project import demo, display, interrupts
-from example_project.app import app
 from tests.servers import free_port, until
 
 HERE = Path(__file__).parent
 IMAGES = HERE / "images"
+TASK = "example_project.tasks.import_rates"
 #: Seconds of the run that the dashboard shows, and of its faults.
 SECONDS = 330.0
 PAUSED, HUNG, STOPPED = 170.0, 210.0, 240.0
@@ -58,7 +57,7 @@ def terminal(*words: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(record=True, width=150, file=StringIO())
+    console = Console(record=True, width=132, file=StringIO())
     printed = subprocess.run(celery(*words), capture_output=True, text=True, check=True).stdout
     console.print(Text(f"$ celery -A example_project {' '.join(words)}", style="bold"))
     console.print(Text.from_ansi(printed), no_wrap=True, overflow="ellipsis")
@@ -79,7 +78,8 @@ def begin_trouble(fleet: Any) -> None:
             time.sleep(seconds)
 
     wait(PAUSED)
-    locks.pause(app, 15, task="example_project.tasks.import_rates", reason="the bank is closed")
+    pause = celery("singleton", "pause", "--task", TASK, "--for", "15s", "--reason", "the bank is closed")
+    subprocess.run(pause, capture_output=True, check=True)
     terminal("singleton", "list")
     wait(HUNG)
     stop(2.0, "redis")
