@@ -59,6 +59,8 @@ def test_killed_children(env: WorkerEnvironment, fresh_worker: StartWorker) -> N
     queue = str(node.worker_queue)
     env.hold("wait_short_ttl", lock_options={"lock_ttl": 60})
     waiting = enqueue(env, "wait_short_ttl", 10, queue=queue, time_limit=20)
+    for result in waiting:  # a process that is killed while it still has the message fails it
+        node.wait_for_lines(result.id, "ignored")
     end = time.monotonic() + 8
     while time.monotonic() < end:
         for child in psutil.Process(node.container.process.pid).children():
