@@ -528,7 +528,7 @@ MUTANTS = (
     Mutant(
         "of several newcomers the latest runs",
         "store/redis/acquire_line.lua",
-        "  use(newest, 'superseded')\n",
+        "  use(newest, is_own and '' or 'superseded')\n",
         "",
         "tests/contract/test_replace.py::test_latest_newcomer_waits[redis]",
         "SUPERSEDED",
