@@ -126,6 +126,7 @@ def latest_in_front(line: Line, ticket: str = "", replace: str = "") -> str:
 NAME_NEXT, HEAD = MemoryStore._name_next, Line.head
 
 
+@pytest.mark.harness
 @pytest.mark.parametrize(
     ("place", "name", "mutant"),
     [
@@ -144,6 +145,7 @@ def test_a_defect_in_memory_is_found(
         play_all(on_redis())
 
 
+@pytest.mark.harness
 @pytest.mark.parametrize(
     ("intact", "broken"),
     [

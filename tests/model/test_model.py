@@ -22,7 +22,7 @@ from tests.model.test_line import WORLDS, explore, walk_on_both
 from tests.model.world import EAGER, Delivery, Message, World
 from tests.servers import RedisServer
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.harness]
 
 TWO = {"messages": 2}
 LATEST, REPLACE = RunOnceMore(keep="latest"), Replace(grace=math.inf)
