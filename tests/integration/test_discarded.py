@@ -65,8 +65,10 @@ def other(env: WorkerEnvironment) -> Iterator[Celery]:
     @app.task(shared=False, name="job.stranger", base=SingletonTask, lock_from="publish", unique_on=["tag"])
     def stranger(tag: str) -> None: ...
 
-    @app.task(shared=False, name="job.strangers", base=SingletonTask, lock_from="publish", lock_limit=2)
-    def strangers() -> None: ...
+    two = {"unique_on": ["tag"], "lock_limit": 2}
+
+    @app.task(shared=False, name="job.strangers", base=SingletonTask, lock_from="publish", **two)
+    def strangers(tag: str) -> None: ...
 
     yield app
     app.close()
@@ -102,11 +104,11 @@ def test_task_that_the_worker_does_not_know(env: WorkerEnvironment, other: Celer
 def test_slot_of_an_unknown_task(env: WorkerEnvironment, other: Celery) -> None:
     """With a `lock_limit`, the message's own slot becomes free, and not another one."""
     task = other.tasks["job.strangers"]
-    kept = task.apply_async(queue=f"nowhere-{env.tag}")
-    task.delay()
-    until(lambda: task.delay().duplicate is None, "a slot becomes free")
-    assert kept.id == task.lock_holder().task_id
-    task.force_unlock()
+    kept = task.apply_async((env.tag,), queue=f"nowhere-{env.tag}")
+    task.delay(env.tag)
+    until(lambda: task.delay(env.tag).duplicate is None, "a slot becomes free")
+    assert kept.id == task.lock_holder(env.tag).task_id
+    task.force_unlock(env.tag)
 
 
 def stamped(env: WorkerEnvironment, stamp: str) -> AsyncResult:
