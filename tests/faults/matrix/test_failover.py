@@ -42,7 +42,9 @@ def test_lost_data_with_grace(pool: str, lose: Any) -> None:
             lose(env)
         waiting = [env.send(name, "a", expect="once") for name in ("retry", "other", "wait")]
         waiting.append(env.send("publish-wait", "b", expect="once"))
-        until(lambda: env.held(body) and env.ledger.events("store", verb="reacquire", does=["take"]), "reacquired", TTL)
+        until(
+            lambda: env.held(body) and env.ledger.events("store", verb="reacquire", does=["take"]), "reacquired", LATE
+        )
         until(lambda: now() > fault.until + 2 * TTL, "a duplicate could have started", 3 * TTL)
         assert 1 == len(env.ledger.events("start", tag="a", work="retry a"))
         assert not env.ledger.events("lost")
