@@ -139,7 +139,7 @@ def started_by(task: Any, request: Any, state: RetryState) -> Any:
     publishes the message once more: one of the two runs.
     """
     number = state.copy + 0.5 + 0.4 * random.random()
-    own = state._replace(copy=number, stands_for="", ignore_result=False, expires=None)
+    own = state._replace(copy=number, stands_for="", ignore_result=False, expires=None, due=0.0)
     return signature_of(task, request, None, own)
 
 

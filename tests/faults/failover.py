@@ -403,14 +403,14 @@ def partition(load: Load) -> None:
     """Replicas and Sentinels cannot reach the primary, while clients can, for 12 s."""
     with load.store.partition() as before:
         until(lambda: load.store.primary is not before, "another server is the primary")
-        time.sleep(10)
+        time.sleep(10)  # the fault lasts; about two seconds have passed
 
 
 def stopped(load: Load) -> None:
     """The primary is stopped for 12 s."""
     before = load.store.primary
     before.pause()
-    time.sleep(12)
+    time.sleep(12)  # the fault
     before.resume()
 
 

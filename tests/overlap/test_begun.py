@@ -30,14 +30,14 @@ def broker_kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def extra_conf(redis_server: Any) -> dict[str, Any]:
     """Have Redis deliver again soon."""
+    return {"broker_transport_options": delivering_again_after(3), "singleton_lock_url": redis_server.url()}
+
+
+def delivering_again_after(seconds: int) -> dict[str, int]:
+    """Return the options of a Redis broker that delivers messages of dead workers again about so many seconds later."""
     # A worker that is killed while it looks for such messages keeps others from it until the mutex expires.
-    options = {
-        "visibility_timeout": 3,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 2,
-    }
-    return {"broker_transport_options": options, "singleton_lock_url": redis_server.url()}
+    looking = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
+    return {"visibility_timeout": seconds, **looking}
 
 
 def killed(

@@ -14,13 +14,13 @@ from celery import states
 
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.overlap.test_begun import delivering_again_after
 from tests.overlap.test_line import assert_no_overlap, in_line, order
 from tests.servers import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1200)]
 
 MESSAGES, KILLS, WORKERS = 400, 10, 3
-TTL = 2.0
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
@@ -31,13 +31,7 @@ def broker_kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def extra_conf(redis_server: Any) -> dict[str, Any]:
     """Have Redis deliver again soon."""
-    options = {
-        "visibility_timeout": 6,
-        "unacked_restore_interval": 1,
-        "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 2,
-    }
-    return {"broker_transport_options": options, "singleton_lock_url": redis_server.url()}
+    return {"broker_transport_options": delivering_again_after(6), "singleton_lock_url": redis_server.url()}
 
 
 @pytest.mark.parametrize("round_", range(5))
