@@ -48,7 +48,6 @@ class Copy:
     task: Any
     message: Any  # Kombu's
     consumer: Any
-    acknowledge: Callable[..., object]
     request: Any  # that of its message, for which it stands
     received: float = field(default_factory=now)
     due: float = 0.0  # when the store is asked
@@ -59,12 +58,15 @@ class Copy:
         return tasks is None or tasks.channel is not self.message.channel
 
     def end(self) -> None:
-        """Acknowledge it once the consumer has lowered the prefetch limit: else a busy worker would fetch a message instead.
+        """Acknowledge it, in the thread of its consumer's loop."""
+        self.consumer.call_soon(self._acknowledge)
 
-        That calls the consumer's `call_soon`, which wakes its loop only where another thread calls it.
-        """
-        self.consumer.qos.decrement_eventually()
-        self.acknowledge(logger, self.consumer.connection_errors)
+    def _acknowledge(self) -> None:
+        """Lower the prefetch limit first: else a busy worker would fetch a message for each copy that it acknowledges."""
+        if not self.is_lost():
+            self.consumer.qos.decrement_eventually()
+            self.consumer.qos.update()
+            self.message.ack_log_error(logger, self.consumer.connection_errors)
 
 
 class Copies:
@@ -89,7 +91,7 @@ class Copies:
             if not (isinstance(state, Mapping) and state.get("stands_for")):
                 return other(message, body, ack, *more, **options)
             try:
-                self.add(Copy(task, message, consumer, ack, request_of(message, consumer.hostname)))
+                self.add(Copy(task, message, consumer, request_of(message, consumer.hostname)))
             except (TypeError, ValueError) as error:
                 raise InvalidTaskError(f"a delayed copy that is not valid: {error}") from error
 
@@ -136,9 +138,7 @@ class Copies:
         """Wait for the next copy that is due; return None at the end."""
         with self._changed:
             while not self._ended:
-                while (
-                    self._received
-                ):  # wakes its loop, which then has the broker send the next one: half the time of a storm
+                while self._received:  # wakes its loop, which has the broker send the next one: half the time of a storm
                     self._received.pop().call_soon(_do_nothing)
                 left = self._due[0][0] - now() if self._due else None
                 if left is not None and left <= 0:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
-from vine import promise
+from kombu.common import QoS
 
 from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.clock import now
@@ -58,11 +58,13 @@ def kept(task: Any, *args: Any, **state: Any) -> tuple[Copy, list[str]]:
         queue.clear()
         task.apply_async(task_id="copy", headers=copy)
         message = queue.get_nowait()
-    qos = SimpleNamespace(decrement_eventually=lambda: done.append("qos"))
-    consumer = SimpleNamespace(qos=qos, connection_errors=(), task_consumer=None, call_soon=lambda call: call())
+    message.ack_log_error = lambda *_: done.append("acknowledged")
+    tasks = SimpleNamespace(channel=message.channel)  # of a living connection
+    qos = QoS(lambda prefetch_count: done.append(f"limit {prefetch_count}"), 5)
+    consumer = SimpleNamespace(qos=qos, connection_errors=(), task_consumer=tasks, call_soon=lambda call: call())
     request = request_of(message)
     request.args = args  # which need not fit
-    return Copy(task, message, consumer, lambda *_: done.append("acknowledged"), request), done
+    return Copy(task, message, consumer, request), done
 
 
 @contextmanager
@@ -163,7 +165,7 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
         copy.received -= LONGEST_DELAY
         assert copies.handle(copy) is None
         (following,) = messages(task)
-        assert ["qos", "acknowledged"] == done
+        assert ["limit 4", "acknowledged"] == done
     state = following.headers[RETRY_STATE_HEADER]
     assert ("id-1", True) == (state["stands_for"], state["copy"] > number)
     assert state["waited"] == pytest.approx(waited + 20, abs=0.2)
@@ -204,7 +206,7 @@ def test_copy_while_the_broker_is_away(singleton: Singleton, app: Celery, goes_o
             assert goes_on or task.lock_holder() is None
         assert [] == done == messages(task)
         assert copies.handle(copy) is None
-    assert ["qos", "acknowledged"] == done
+    assert ["limit 4", "acknowledged"] == done
 
 
 def test_copy_that_may_not_stay_until_it_is_due(
@@ -218,8 +220,6 @@ def test_copy_that_may_not_stay_until_it_is_due(
     monkeypatch.setattr(copies_module, "longest_delay", lambda conf: 1.0)
     due = time.time() + 80
     copy, done = kept(task, due=due)
-    copy.consumer.qos.increment_eventually = lambda: None
-    copy.consumer.task_consumer = SimpleNamespace(channel=copy.message.channel)  # of a living connection
     copies = Copies(app)
     copies.add(copy)
     until(lambda: done, "it is acknowledged")
@@ -343,20 +343,48 @@ def test_copy_is_acknowledged_in_the_next_round_of_the_loop(singleton: Singleton
     @singleton(name="x", on_duplicate="wait")
     def task() -> None: ...
 
-    copy, _ = kept(task)
-    hub, done = Hub(), []
+    copy, done = kept(task)
+    hub = Hub()
     reader, writer = socket.socketpair()
     hub.add_reader(reader, lambda: None)
     copy.consumer.call_soon = hub.call_soon
-    copy.acknowledge = promise(hub.call_soon, (lambda *_: done.append("acknowledged"),))
     loop = hub.create_loop()
     threading.Thread(target=copy.end).start()
     until(lambda: hub._ready, "asked for")
     next(loop)
-    assert ["acknowledged"] == done
+    assert ["limit 4", "acknowledged"] == done
     hub.close()
     reader.close()
     writer.close()
+
+
+def test_copies_that_end_after_the_loop_has_looked_at_the_limit(singleton: Singleton) -> None:
+    """The limit is lowered before each acknowledgement, in the loop, also beside its own look at it: a pool may be busy."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    copy, done = kept(task)
+    asked: list[Callable[[], object]] = []
+    copy.consumer.call_soon = asked.append
+    copy.end()
+    copy.consumer.qos.update()  # as its loop does, before it calls what it is asked to
+    before = list(done)
+    for call in asked:
+        call()
+    assert (["limit 5"], ["limit 5", "limit 4", "acknowledged"]) == (before, done)
+
+
+def test_copy_of_a_connection_that_is_lost(singleton: Singleton) -> None:
+    """It lowers no limit of the connection after it, and is not acknowledged there."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    copy, done = kept(task)
+    copy.consumer.task_consumer = None
+    copy.end()
+    assert [] == done
 
 
 def test_message_that_began_and_comes_too_late(singleton: Singleton, app: Celery) -> None:
