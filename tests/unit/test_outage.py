@@ -17,6 +17,7 @@ from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
+from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import GracePeriod, LeaseRequest
 from celery_singleton_lock.worker.failures import FailureChannel
 from tests.servers import until
@@ -104,6 +105,21 @@ def test_refusal_is_no_outage(outages: Outages, store: Store, lines: Any) -> Non
         outages.log(about("x", "id-1"), "could not acquire its lock: %s", StoreError("NOPERM"))
     assert ["Task x[id-1] could not acquire its lock: NOPERM"] * 2 == lines(logging.WARNING)
     assert [] == store.due
+
+
+def test_refusal_that_is_heard_of_late(clock: Clock) -> None:
+    """A refusal that a thread hears of after another one was accepted is not reported again; one a minute later is."""
+    told: list[StoreError] = []
+    access = Access(told.append, clock)
+    access.accepted()
+    errors = [access.refused("before")]
+    access.accepted()
+    errors.append(access.refused("late"))
+    access.accepted()
+    clock.time += 60
+    errors += [access.refused("new"), access.refused("goes on")]
+    assert [errors[0], errors[2]] == told
+    assert [StoreUnavailable] * 4 == [type(error) for error in errors]
 
 
 def test_grace_is_no_outage(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:
