@@ -129,6 +129,11 @@ class WorkerEnvironment:
             return error
         raise AssertionError(f"no error, but {value!r}")
 
+    def revoke(self, result: AsyncResult, **options: Any) -> None:
+        """Revoke a task in this module's workers alone: each other one would store REVOKED for it, too, in its own serializer."""
+        nodes = [node.hostname() for node in self.setup.worker_cluster]
+        self.app.control.revoke(result.id, destination=nodes, **options)
+
     def wait_for_state(self, result: AsyncResult, *states: str, timeout: float = SOON) -> str:
         """Wait until a task has one of these states."""
         return until(lambda: (state := result.state) in states and state, f"state in {states}", timeout)

@@ -60,7 +60,7 @@ class TestAtLeast:
         first = job.apply_async((env.tag, [act, "return"], LONG), queue=queue)
         env.wait_for_state(first, states.FAILURE, states.RETRY)
         assert "done" == env.get(job.apply_async((env.tag,), queue=queue))
-        first.revoke()
+        env.revoke(first)
 
     def test_killed_child_leaves_no_hold(self, env: WorkerEnvironment) -> None:
         """The lock of a killed child is released."""
@@ -169,7 +169,7 @@ class TestMaxStarts:
         if end == "killed":
             env.kill_body(env.starts()[0])
         else:
-            env.app.control.revoke(result.id, terminate=True, signal="SIGKILL")
+            env.revoke(result, terminate=True, signal="SIGKILL")
         until_free(env, "once")
         assert "TooManyStarts" == type(env.error(env.job("once").delay(env.tag))).__name__
 
@@ -185,7 +185,7 @@ class TestMaxStarts:
                 "TimeLimitExceeded" in type(env.error(env.job(name).delay(env.tag, ["sleep", "return"], 30))).__name__
             )
         elif end == "revoked":
-            env.app.control.revoke(env.hold(name).id, terminate=True)
+            env.revoke(env.hold(name), terminate=True)
         else:
             worker = fresh_worker(WorkerSpec(concurrency=1))
             env.hold(name, queue=worker.worker_queue)

@@ -109,7 +109,7 @@ class TestGranted:
         env.worker.wait_for_lines(much_later.id, "received")
         assert not env.is_locked("skip_shortest", tag)
         assert "done" == env.get(job.delay(tag))
-        env.app.control.revoke(much_later.id)
+        env.revoke(much_later)
         start = env.wait_for("start")
         assert (later.id, True, True) == (start["id"], start["protected"], start["held"])
         assert env.get(env.job("skip").delay(env.tag)) is None

@@ -142,7 +142,7 @@ def test_terminated(env: WorkerEnvironment, pool: str) -> None:
     if pool not in TERMINATES:
         pytest.skip("this pool has no way to end a body")
     result = env.hold("long")
-    env.app.control.revoke(result.id, terminate=True)
+    env.revoke(result, terminate=True)
     until(lambda: not env.is_locked("long"), "the lock is free")
     assert "done" == env.get(env.job("long").delay(env.tag))
 

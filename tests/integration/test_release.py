@@ -73,7 +73,7 @@ class TestEnds:
         env.wait_for_state(first, states.RETRY)
         wait_until_free(env, name)
         assert "done" == env.get(env.job(name).delay(env.tag))
-        first.revoke()
+        env.revoke(first)
 
     @pytest.mark.parametrize("name", ["soft_limit", "hard_limit"])
     def test_time_limit(self, env: WorkerEnvironment, name: str) -> None:
@@ -88,14 +88,14 @@ class TestEnds:
     def test_revoke_terminate(self, env: WorkerEnvironment, signal_name: str) -> None:
         """A revoked task that a signal terminates releases its lock."""
         result = env.hold("long")
-        env.app.control.revoke(result.id, terminate=True, signal=signal_name)
+        env.revoke(result, terminate=True, signal=signal_name)
         wait_until_free(env, "long")
         assert "done" == env.get(env.job("long").delay(env.tag))
 
     def test_revoked_body_that_goes_on_keeps_its_lock(self, env: WorkerEnvironment) -> None:
         """A REVOKED body that swallows the exception keeps its lock until it ends."""
         result = env.hold("long", acts=["sleep_swallowing", "return"])
-        env.app.control.revoke(result.id, terminate=True)
+        env.revoke(result, terminate=True)
         env.wait_for("swallowed")
         looks = iter(range(20))  # what would release it does so within a moment
         until(lambda: not env.is_locked("long") or next(looks, None) is None, "it is looked at often", every=0.05)

@@ -181,7 +181,7 @@ def test_it_is_told(env: WorkerEnvironment, away: RedisServer, name: str) -> Non
     assert env.worker.wait_for_lines(": DEBUG/", result.id, "could not acquire its lock")
     assert env.worker.lines(": WARNING/", "The store of locks is unreachable")
     assert [] == env.worker.lines(": WARNING/", result.id)
-    result.revoke()
+    env.revoke(result)
 
 
 @pytest.mark.parametrize("name", ["store_run", "store_raise"])

@@ -319,7 +319,7 @@ def test_task_that_a_user_terminates(env: WorkerEnvironment, prefork: None, name
     """`revoke(terminate=True)` by a user does what Celery does: it names no replacement, and revokes nothing else."""
     last = chain(env.job(name).si(env.tag, "hold"), env.app.tasks["then"].si(env.tag))()
     env.wait_for("start")
-    env.app.control.revoke(last.parent.id, terminate=True)
+    env.revoke(last.parent, terminate=True)
     assert "terminated" == reason(env, last.parent)
     until(lambda: not env.is_locked(name), "its body has ended")
     env.finish(last.parent.id)
