@@ -76,7 +76,7 @@ class Feature(ABC):
 
 
 class InLine(Feature):
-    """All messages that wait run, in order; where the store was away for long or lost its data, in that of their copies.
+    """All messages that wait run, in order; where the store was away for long, lost its data or a reply, in that of their copies.
 
     Each of them runs once, unless the store lost its data.
     """
@@ -90,7 +90,7 @@ class InLine(Feature):
         assert ["slept"] * 3 == [result.get(timeout=30) for result in self.met]
         if not self.had("empty"):
             assert len(set(self.ran())) == len(self.ran()), "ran again"
-        if not self.had("empty", "outage"):
+        if not self.had("empty", "outage", "reply"):
             assert [result.id for result in self.met] == self.ran()
 
 

@@ -38,7 +38,8 @@ class Fault:
         kind: ``kill``, ``stop`` (processes), ``outage`` (the store is unreachable), ``empty`` (it also lost its data),
             ``pause`` (an outage too short to lose a lease; leases of ended bodies may exist for a TTL, though fault 25 has
             a closer bound), ``child stop`` (of one prefork child),
-            ``unlock`` (by an operator). Other kinds excuse nothing.
+            ``unlock`` (by an operator), ``reply`` (to a release, lost: the message that it named may lose its place). Other
+            kinds excuse nothing.
         at: when it began.
         until: when it ended; infinity before that.
         pids: of the processes that it affects; empty for all.

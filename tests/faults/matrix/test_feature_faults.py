@@ -127,6 +127,7 @@ def test_features_and_lost_replies() -> None:
         row.env.proxy.silence()
         row.waits(TTL)
         assert not row.env.ledger.events("lost")
+        row.env.schedule.add("reply")
         row.env.proxy.drop_reply(digests("release"), times=LOST)
         begin = now()
         row.go()
