@@ -138,7 +138,8 @@ class Copies:
         """Wait for the next copy that is due; return None at the end."""
         with self._changed:
             while not self._ended:
-                while self._received:  # wakes its loop, which has the broker send the next one: half the time of a storm
+                while self._received:
+                    # Wakes its loop, which has the broker send the next one: half the time of a storm.
                     self._received.pop().call_soon(_do_nothing)
                 left = self._due[0][0] - now() if self._due else None
                 if left is not None and left <= 0:
