@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ class Case:
 
     def new_store(self, url: str = "") -> RedisStore:
         """Return a store of a new process."""
-        return RedisStore(connector(url or self.server.url(), {}), 5.0, access=Access(self.refusals.append))
+        access = Access(self.refusals.append, clock=count(step=60).__next__)  # each refusal is a minute after the one before
+        return RedisStore(connector(url or self.server.url(), {}), 5.0, access=access)
 
     def close(self) -> None:
         self.store.close()
