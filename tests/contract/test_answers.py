@@ -39,7 +39,8 @@ class Case:
 
     def new_store(self, url: str = "") -> RedisStore:
         """Return a store of a new process."""
-        access = Access(self.refusals.append, clock=count(step=60).__next__)  # each refusal is a minute after the one before
+        minutes = count(step=60)  # each refusal is a minute after the one before
+        access = Access(self.refusals.append, minutes.__next__)
         return RedisStore(connector(url or self.server.url(), {}), 5.0, access=access)
 
     def close(self) -> None:
