@@ -542,7 +542,9 @@ def _move(event: Event, line: _Line, faults: list[Fault]) -> Iterator[Violation]
     joined = line.waiting.pop(ticket, at)
     if event["does"] == "lapse":
         line.lapsed.add(ticket)
-        if not any(f.at <= at and joined - SEEN <= _until(f) for f in faults if f.kind in (*DISTURBING, "pause", "reply")):
+        if not any(
+            f.at <= at and joined - SEEN <= _until(f) for f in faults if f.kind in (*DISTURBING, "pause", "reply")
+        ):
             yield Violation(
                 "order", f"{event['key']}: a message lost its place of {joined:.2f} at {at:.2f}, by no fault"
             )
