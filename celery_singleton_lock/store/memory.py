@@ -113,7 +113,7 @@ class MemoryStore(Records):
         )
 
     def _call(self, wanted: LeaseRequest, place: Place, line: Line) -> str:
-        """Name the first in its turn whom nobody has named, as `acquire_call.lua` does."""
+        """Name the first in its turn whom nobody has named, as the section `dispatch` of `acquire.lua` does."""
         free = self._free_slots(wanted.slot_lock(0), wanted.limit) if wanted.limit else 1
         ticket, message = line.call(place.ticket, free, wanted.ttl)
         if ticket and not wanted.limit:

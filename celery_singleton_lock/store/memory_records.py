@@ -97,7 +97,7 @@ class Records:
         return line
 
     def _is_replaced(self, wanted: LeaseRequest, holder: Record | None) -> AcquireStatus | None:
-        """Tell whether another message has replaced this one, as `acquire_replaced.lua` does."""
+        """Tell whether another message has replaced this one, as the section `stop` of `acquire.lua` does."""
         if holder and holder.task_id == wanted.task_id:
             return None
         key = f"{replaced_key(wanted.base)}:%s:{wanted.task_id}"
@@ -106,7 +106,7 @@ class Records:
         return AcquireStatus.REPLACED if wanted.redelivered and self._find(key % "running") else None
 
     def _ask_to_stop(self, wanted: LeaseRequest, place: Place, holder: Record | None) -> tuple[float, Record | None]:
-        """Do as `acquire_stop.lua`; return since how many seconds the holder is asked to stop, and who holds the lock now."""
+        """Ask a holder to stop, as `acquire.lua` does; return for how many seconds it is asked, and who has the lock now."""
         if holder is None or not place.stop:
             return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
@@ -123,7 +123,7 @@ class Records:
         return asked, holder
 
     def _choose_slot(self, wanted: LeaseRequest) -> int:
-        """Return the slot that a request concerns, as `acquire_limit.lua` does."""
+        """Return the slot that a request concerns, as `acquire.lua` does."""
         held = self._held_slots(wanted.slot_lock(0))
         for slot, record in sorted(held.items(), key=lambda item: (item[1].token != wanted.token, item[0])):
             if record.token == wanted.token or record.task_id == wanted.task_id:

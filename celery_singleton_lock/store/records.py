@@ -20,7 +20,7 @@ LOSSES = ("expired", "not_owner", "released_by_operator", "lock_at_most")
 STATES = ("running", "queued", "cooldown", "paused")
 #: Calls to the store whose failures are counted.
 VERBS = ("acquire", "release", "renew")
-#: Upper bounds of the histograms of hold and wait times, in seconds, as `any_observe.lua` writes them.
+#: Upper bounds of the histograms of hold and wait times, in seconds, as `_observe.lua` writes them.
 BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
 #: How many characters of an error the history keeps.
 LONGEST_ERROR = 100

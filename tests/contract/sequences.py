@@ -4,7 +4,7 @@ A sequence is a task's options and steps: what a worker, a supervisor, a publish
 any order, time that passes, and losses of all data. What a step sends follows from the answers before it.
 
 Not in it, as the stores need not agree: operators' pauses and records, which `memory://` does not have; calls in the millisecond
-of an expiry; a loss of single keys (see `acquire_limit.lua`). Options that exclude each other do not come together.
+of an expiry; a loss of single keys (see `acquire.lua`). Options that exclude each other do not come together.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,20 +84,37 @@ def test_forgotten_scripts_are_no_error(
     call(store, lease_request())
 
 
-def test_parts_of_scripts(lease_request: MakeRequest) -> None:
-    """A call without parts has the text of its file; with parts, the directive on the first line stays the first."""
-    plain, _ = script("release")
-    assert plain == Path(scripts.__file__).with_name("release.lua").read_text()
-    parts = ("kept", "slot", "starts")  # `slot` is a part of `kept`
-    composed, _ = script("release", parts)
-    assert plain.splitlines()[0] == composed.splitlines()[0]
-    assert [] == [part for part in parts if f"--@{part}\n" in composed]
+def test_sections_of_scripts() -> None:
+    """A script has the sections of its features alone, and names their words, which come after the verb's."""
+    plain, kept = (script("release", frozenset(features)).text for features in ((), ("kept", "limit")))
+    assert "kept_token" not in plain
+    assert plain.splitlines()[0] == kept.splitlines()[0]
+    assert "local kept_ttl = ARGV[#ARGV - 0]" in kept
+    assert "local slots = KEYS[#KEYS - 0]" in kept
+    assert not [line for line in kept.splitlines() if line.strip().startswith("--@")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("-- A verb.\nreturn 1\n", "declares no feature limit"),
+        ("-- A verb.\n--@feature limit\n--@if limt\n--@end\nreturn 1\n", "declares no feature limt"),
+        ("-- A verb.\n--@feature limit\n--@if limit\nreturn 1\n", "a section is not closed"),
+        ("-- A verb.\n--@feature limit\n--@end\nreturn 1\n", "wrong line: --@end"),
+        ("-- A verb.\n--@feature limit\n--@limit\nreturn 1\n", "wrong line: --@limit"),
+    ],
+)
+def test_wrong_script_files(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:
+    """A feature or a section that is misspelt is an error."""
+    monkeypatch.setattr(scripts, "get_data", lambda package, name: text.encode())
+    with pytest.raises(ValueError, match=words):
+        script("verb", frozenset({"limit"}))
 
 
 @pytest.mark.parametrize("verb", ["acquire", "holder", "leave", "release", "renew", "revoke"])
 def test_scripts_that_make_key_names(verb: str) -> None:
     """A script that makes names of keys, or reads one from another key, says so to servers that ask for it (Dragonfly)."""
-    assert script(verb)[0].startswith("--!df flags=allow-undeclared-keys\n")
+    assert script(verb, frozenset()).text.startswith("--!df flags=allow-undeclared-keys\n")
 
 
 def test_no_script_is_loaded_beforehand(

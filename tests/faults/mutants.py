@@ -301,7 +301,7 @@ MUTANTS = (
     ),
     Mutant(
         "copies of a message that has started are dropped",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "  redis.call('ZADD', used, now + window, one, now + window, one .. ':' .. by)\n",
         "",
         "test_line_faults.py::test_fifty_and_a_killed_holder",
@@ -309,7 +309,7 @@ MUTANTS = (
     ),
     Mutant(
         "the lock is for the head of the line alone",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "is_turn = is_turn and (not head or head == ticket)\n",
         "",
         "test_line_faults.py::test_fifty_and_a_killed_holder",
@@ -317,7 +317,7 @@ MUTANTS = (
     ),
     Mutant(
         "the earlier of two copies is dropped",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "  if waits and copy + 0 < (redis.call('HGET', waiting, ticket .. ':copy') or 0) + 0 and room == '' "
         "then return {'dropped'} end\n",
         "",
@@ -342,7 +342,7 @@ MUTANTS = (
     ),
     Mutant(
         "a copy leaves alone what was named",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "if ARGV[1] == 'queued:line' and owner then is_turn = is_turn and not redis.call('HGET', KEYS[1], 'named') end\n",
         "",
         "tests/contract/test_line.py::test_copy_of_a_named_message[redis]",
@@ -350,7 +350,7 @@ MUTANTS = (
     ),
     Mutant(
         "a message in its turn keeps its place",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "ticket .. ':due', now + ARGV[2], ticket .. ':copy', copy,",
         "ticket .. ':due', 0, ticket .. ':copy', copy,",
         "tests/contract/test_line.py::test_late_copies_keep_the_order[redis]",
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "a message is named once",
-        "store/redis/any_next.lua",
+        "store/redis/_next.lua",
         "now + lasts, head .. ':message', '')",
         "now + lasts)",
         "tests/contract/test_line.py::test_message_is_named_once[redis]",
@@ -382,7 +382,7 @@ MUTANTS = (
     ),
     Mutant(
         "a limit counts the slots",
-        "store/redis/acquire_limit.lua",
+        "store/redis/acquire.lua",
         "slot_limit + 0",
         "slot_limit + 1",
         "test_limit_faults.py::test_one_holder_killed[child]",
@@ -390,7 +390,7 @@ MUTANTS = (
     ),
     Mutant(
         "as many of the first in line as slots are free",
-        "store/redis/acquire_turns.lua",
+        "store/redis/acquire.lua",
         "  is_turn = rank < free\n",
         "  is_turn = free > 0\n",
         "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
@@ -398,7 +398,7 @@ MUTANTS = (
     ),
     Mutant(
         "a message is named once, for one of several slots",
-        "store/redis/any_next_slot.lua",
+        "store/redis/_next_slot.lua",
         "one .. ':message', '')\n",
         "one .. ':message', fields[2])\n",
         "tests/contract/test_limit_line.py::test_as_many_as_slots_are_free[redis]",
@@ -406,7 +406,7 @@ MUTANTS = (
     ),
     Mutant(
         "starts that still run in other slots are no crashes",
-        "store/redis/acquire_running.lua",
+        "store/redis/acquire.lua",
         "    too_many = crashed >= start_limit + 0\n",
         "",
         "tests/contract/test_limit.py::test_starts_that_run_are_no_crashes[redis]",
@@ -439,7 +439,7 @@ MUTANTS = (
     ),
     Mutant(
         "a request to stop is for one lease alone",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "'named', 'redelivered', 'stop')",
         "'named', 'redelivered')",
         "tests/contract/test_replace.py::test_lease_after_one_that_was_asked_to_stop[redis-its turn]",
@@ -447,7 +447,7 @@ MUTANTS = (
     ),
     Mutant(
         "a holder's time of grace begins once",
-        "store/redis/acquire_stop.lua",
+        "store/redis/acquire.lua",
         "  elseif not asked then\n",
         "  else\n",
         "tests/contract/test_replace.py::test_how_long_the_holder_is_asked[redis]",
@@ -455,7 +455,7 @@ MUTANTS = (
     ),
     Mutant(
         "a replaced message is not run again",
-        "store/redis/acquire_replaced.lua",
+        "store/redis/acquire.lua",
         "  if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end\n",
         "",
         "tests/contract/test_replace.py::test_redelivery_of_a_replaced_message[redis]",
@@ -463,7 +463,7 @@ MUTANTS = (
     ),
     Mutant(
         "a replaced reservation is remembered",
-        "store/redis/acquire_stop.lua",
+        "store/redis/acquire.lua",
         "  redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))\n",
         "  redis.call('PEXPIRE', replaced, 1000)\n",
         "tests/contract/test_replace.py::test_reservation_is_replaced[redis-message]",
@@ -479,7 +479,7 @@ MUTANTS = (
     ),
     Mutant(
         "a holder that is replaced keeps its lock until its body is over",
-        "store/redis/acquire_stop.lua",
+        "store/redis/acquire.lua",
         "  if holder[7] then\n",
         "  if true then\n",
         "tests/overlap/test_replace.py::test_lock_is_kept_until_the_end[prefork]",
@@ -527,7 +527,7 @@ MUTANTS = (
     ),
     Mutant(
         "of several newcomers the latest runs",
-        "store/redis/acquire_line.lua",
+        "store/redis/acquire.lua",
         "  use(newest, is_own and '' or 'superseded')\n",
         "",
         "tests/contract/test_replace.py::test_latest_newcomer_waits[redis]",
@@ -583,7 +583,7 @@ MUTANTS = (
     ),
     Mutant(
         "no new lease in a grace period",
-        "store/redis/acquire_grace.lua",
+        "store/redis/acquire.lua",
         "  if left > 0 then return",
         "  if false then return",
         "test_failover.py::test_lost_data_with_grace[prefork-_flush]",

@@ -2,7 +2,10 @@
 -- Names the holder of a lock.
 -- KEYS  1 lock (see acquire.lua)
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state, TTL (ms), for how long (ms) its process has not renewed it}, or nothing
---@limit
+--@feature limit  KEYS slots
+--@if limit
+--@include oldest
+--@end
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'ttl', 'renewed')
 if not holder[1] then return false end
 local time = redis.call('TIME')

@@ -1,6 +1,6 @@
 --!df flags=allow-undeclared-keys
 -- Reads a part of the registry, and what the locks and lines of its entries say. One text for each entry keeps the reply short.
--- KEYS  1 registry (see acquire_recorded.lua)
+-- KEYS  1 registry (see acquire.lua)
 -- ARGV  1 cursor   2 about how many entries   3 what all keys of the task name begin with
 -- Returns {next cursor, now (ms), for each entry: '<when it expires (ms)>\31<duplicates that its holder has met>\31<messages in line>\31<TTL (ms)>\31<when (ms) its process
 -- last renewed it, 0 if not since the grant>\31<entry>'};

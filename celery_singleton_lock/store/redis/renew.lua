@@ -3,7 +3,9 @@
 -- KEYS  for each lease: lock, or the attempt key again where only the token is known; attempt; revoked (see acquire.lua); registry
 -- ARGV  for each lease: token; TTL (ms)
 -- Returns for each lease 'renewed' (where only the token is known, the lock instead) | 'stop' (renewed, and asked to stop) | 'missing' (nobody holds the lock) | 'not_owner' | 'revoked'
---@entry
+--@feature limit
+--@feature stop  ARGV stoppable
+--@include entry
 local results = {}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,9 +21,20 @@ for i = 1, #KEYS / 4 do
     if not by_token then redis.call('HSET', lock, 'renewed', now) end -- not a supervisor's: it tells nothing of the body
     if holder[2] then redis.call('ZADD', KEYS[4 * i], 'XX', now + ttl, entry_of(lock, KEYS[4 * i], unpack(holder, 2, 6))) end
     redis.call('PEXPIRE', attempt, ttl)
-    --@limit
+    --@if limit
+    -- Notes a slot as held again, so that requests with a lower limit count it.
+    local base, digest, number = string.match(lock, '^(.*):lock:([^:]+):(%d+)$')
+    if number then
+      local slots = base .. ':slots:' .. digest
+      redis.call('SADD', slots, number)
+      redis.call('PEXPIRE', slots, math.max(ttl, redis.call('PTTL', slots)))
+    end
+    --@end
     results[i] = by_token and lock or 'renewed'
-    --@stop
+    --@if stop
+    -- Answers 'stop' for a lease whose holder is asked to stop. `stoppable` has '1' for each lease that looks, else '0'.
+    if string.sub(stoppable, i, i) == '1' and redis.call('HGET', lock, 'stop') == token then results[i] = 'stop' end
+    --@end
   elseif redis.call('ZSCORE', revoked, token) then
     results[i] = 'revoked'
   else

@@ -4,8 +4,15 @@
 -- KEYS  1 lock   2 fence   3 recent   4 revoked (see acquire.lua)
 -- ARGV  1 how long (ms) at least the token counts as revoked   2 the fence of the lease from which alone it is taken, '' from anyone
 -- Returns {task id, node, pid, age (ms), remaining (ms), fence, state} of that holder, or nothing
---@limit
---@starts
+--@feature limit  KEYS slots
+--@feature starts  KEYS starts
+--@feature records  KEYS registry, stats, history | ARGV history_length
+--@if limit
+--@include oldest
+--@end
+--@if starts
+redis.call('DEL', starts)
+--@end
 local holder = redis.call('HMGET', KEYS[1], 'task', 'node', 'pid', 'since', 'fence', 'state', 'token')
 if not holder[1] or (ARGV[2] ~= '' and ARGV[2] ~= holder[5]) then return false end
 local time = redis.call('TIME')
@@ -14,7 +21,18 @@ local left = redis.call('PTTL', KEYS[1])
 local ttl = math.max(2 * left, ARGV[1] + 0)
 local fence = string.format('%.0f', math.max((redis.call('GET', KEYS[2]) or 0) + 1, time[1] * 1000000 + time[2]))
 redis.call('DEL', KEYS[1])
---@recorded
+--@if records
+-- Notes the end of a lease.
+--@include entry
+local entry = entry_of(KEYS[1], registry, unpack(holder, 1, 6))
+if redis.call('ZREM', registry, entry) == 1 and holder[6] ~= 'cooldown' then
+  redis.call('HINCRBY', stats, 'released_by_operator', '1')
+  if not holder[6] then
+    local ended, outcome, problem, fate = string.format('%.0f', now), 'released_by_operator', '', 'released_by_operator'
+    --@include logged
+  end
+end
+--@end
 redis.call('SET', KEYS[2], fence)
 redis.call('ZADD', KEYS[3], fence, KEYS[1])
 redis.call('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))

@@ -1,54 +1,101 @@
-"""The scripts of the store: a Lua file for each verb, and parts of verbs for features that few tasks use.
+"""The scripts of the store: a Lua file for each verb, with sections for features that few tasks use.
 
-A part is the file ``<verb>_<part>.lua``, or ``any_<part>.lua`` if it is the same for all verbs. It takes the place of the line
-``--@<part>`` in the verb's file in calls that use it, so other calls do not pay for it. It may contain such lines of later parts.
-
-The first line of a part names its own KEYS and ARGV, if it has any: ``-- KEYS starts | ARGV limit, window``. They come after
-those of the verb, and the code uses these names.
+A verb's file declares its features after its own KEYS and ARGV: ``--@feature limit  KEYS slots | ARGV slot_limit``. A call that
+uses a feature has the feature's words after those of the verb, and the code has them by these names. A section stands between
+``--@if limit`` and ``--@end``, and is in the scripts of calls that use the feature, so other calls do not pay for it;
+``--@if limit and not kept`` asks for more. ``--@include next`` stands for the file ``_next.lua``, which several verbs share.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
 from pkgutil import get_data
 from typing import Any, NamedTuple
 
-_DECLARED = re.compile(r"(KEYS|ARGV) ([a-z_]+(?:, [a-z_]+)*)")
+_DIRECTIVE = re.compile(r"\s*--@(\w+) *(.*)")
+_WORDS = re.compile(r"(KEYS|ARGV) ([a-z_]+(?:, [a-z_]+)*)")
 
 
-class Part(NamedTuple):
-    """A part of a script call."""
+class Words(NamedTuple):
+    """What a call passes for a feature."""
 
-    name: str
     keys: Sequence[str] = ()
     arguments: Sequence[str] = ()
 
 
+class Script(NamedTuple):
+    """A verb's script for calls that use certain features."""
+
+    text: str
+    digest: str
+    features: Sequence[str]  # in the order of their words
+
+
 @cache
-def script(verb: str, parts: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Return the text of a script, composed with these parts, and its digest."""
-    text = _read(verb)
-    names: dict[str, list[str]] = {"KEYS": [], "ARGV": []}
-    for part in parts:
-        body = _read(f"{verb}_{part}") or _read(f"any_{part}")
-        for kind, listed in _DECLARED.findall(body.partition("\n")[0]):
-            names[kind] += listed.split(", ")
-        text = text.replace(f"--@{part}\n", body)
-    comment, _, code = text.partition("\n")  # the first line may be a directive, which has to stay the first
-    for kind, found in names.items():
-        for place, name in enumerate(found):
-            code = f"local {name} = {kind}[#{kind} - {len(found) - place - 1}] {code}"
-    text = f"{comment}\n{code}"
-    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+def script(verb: str, features: frozenset[str]) -> Script:
+    """Return a verb's script.
+
+    Raises:
+        ValueError: a feature is not declared, or the sections of the file are wrong.
+    """
+    declared: dict[str, str] = {}
+    around: list[bool] = []  # whether each section around a line is in the script
+    first, *code = _lines(verb)  # the first line may be a directive of the server, which has to stay the first
+    kept = []
+    for line in code:
+        found = _DIRECTIVE.fullmatch(line)
+        if not found:
+            if all(around):
+                kept.append(line)
+        elif found[1] == "feature":
+            name, _, words = found[2].partition(" ")
+            declared[name] = words
+        elif found[1] == "if":
+            conditions = [_holds(verb, one, features, declared) for one in found[2].split(" and ")]
+            around.append(all(conditions))
+        elif found[1] == "end" and around:
+            around.pop()
+        else:
+            raise ValueError(f"{verb}.lua: wrong line: {line}")
+    if around:
+        raise ValueError(f"{verb}.lua: a section is not closed")
+    if unknown := features - set(declared):
+        raise ValueError(f"{verb}.lua declares no feature {', '.join(sorted(unknown))}")
+    used = [name for name in declared if name in features]
+    text = "\n".join([first, "".join(_locals([declared[name] for name in used])) + kept[0], *kept[1:], ""])
+    return Script(text, sha1(text.encode(), usedforsecurity=False).hexdigest(), used)
 
 
-def _read(name: str) -> str:
-    """Return the text of a file, "" if there is none."""
-    try:
-        text: Any = get_data(__package__, f"{name}.lua")
-    except FileNotFoundError:
-        return ""
-    return str(text, "utf-8")
+def _holds(verb: str, condition: str, features: frozenset[str], declared: Mapping[str, str]) -> bool:
+    negation, name = (True, condition[4:]) if condition.startswith("not ") else (False, condition)
+    if name not in declared:
+        raise ValueError(f"{verb}.lua declares no feature {name}")
+    return (name in features) != negation
+
+
+def _locals(declarations: Sequence[str]) -> Iterator[str]:
+    """Yield the code that names the words of features. They are counted from the end, as a verb may take any number of them."""
+    for kind in ("KEYS", "ARGV"):
+        names = [
+            name
+            for words in declarations
+            for one, all_ in _WORDS.findall(words)
+            if one == kind
+            for name in all_.split(", ")
+        ]
+        for place, name in enumerate(names):
+            yield f"local {name} = {kind}[#{kind} - {len(names) - place - 1}] "
+
+
+def _lines(name: str) -> Iterator[str]:
+    """Yield the lines of a file and of those that it includes."""
+    content: Any = get_data(__package__, f"{name}.lua")
+    for line in str(content, "utf-8").splitlines():
+        found = _DIRECTIVE.fullmatch(line)
+        if found and found[1] == "include":
+            yield from _lines(f"_{found[2]}")
+        else:
+            yield line

@@ -32,7 +32,7 @@ from celery_singleton_lock.store.redis.calls import (
     give_back_call,
     leave_call,
     ms,
-    oldest_parts,
+    oldest_of,
     reacquire_call,
     release_call,
     renewal_call,
@@ -131,7 +131,7 @@ class RedisStore:
         return self.command("ZSCORE", begun_key(wanted.base), str(wanted.task_id)) is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
-        reply = self.run(script_call("holder", (lock,), (), oldest_parts(slots)))
+        reply = self.run(script_call("holder", (lock,), (), oldest_of(slots)))
         if not reply:
             return None
         *told, ttl, unrenewed = reply

@@ -1,5 +1,4 @@
--- KEYS slots
--- Lets the verb go on with the slot whose lease is the oldest (see acquire_limit.lua).
+-- Lets the verb go on with the slot whose lease is the oldest (see acquire.lua).
 do
   local first, least = KEYS[1], redis.call('HGET', KEYS[1], 'fence')
   for _, number in ipairs(redis.call('SMEMBERS', slots)) do

@@ -6,6 +6,6 @@ for i = 1, #expired, 2 do
   if string.sub(entry, 1, 9) ~= 'cooldown\31' then redis.call('HINCRBY', stats, 'expired', '1') end
   if string.sub(entry, 1, 8) == 'running\31' then
     local outcome, problem, fate = 'expired', '', 'expired'
-    --@logged
+    --@include logged
   end
 end

@@ -1,1 +1,0 @@
-    redis.call('HINCRBY', stats, 'starts_refused', '1')

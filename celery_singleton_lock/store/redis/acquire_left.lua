@@ -1,2 +1,0 @@
--- Answers also how long (ms) the quiet time lasts.
-place[4] = quiet_left

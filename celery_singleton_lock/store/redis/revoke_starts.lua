@@ -1,2 +1,0 @@
--- KEYS starts
-redis.call('DEL', starts) -- see acquire_starts.lua
