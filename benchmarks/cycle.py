@@ -17,7 +17,7 @@ from benchmarks.tasks import BARE, OURS, SCALARS
 from benchmarks.tracer import around_body, request_of, traced_request
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 
 RAW = "raw socket, same two EVALSHA"
 LIBRARY = "this library, all around a body"

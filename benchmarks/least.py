@@ -8,7 +8,7 @@ import socket
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from celery_singleton_lock.store.protocol import pauses_key, record_keys, task_keys
+from celery_singleton_lock.store.keys import pauses_key, record_keys, task_keys
 
 BASE = "singleton:{benchmarks.least}"
 _FINE = (b"*2\r\n$7\r\ngranted\r\n", b"*2\r\n:0\r\n")

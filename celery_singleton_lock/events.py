@@ -14,8 +14,8 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import TaskLog, about, logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.outage import Limit, Outages
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import task_of
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.tally import Tally
 
 #: A message that found its lock held does not run, as under `Skip`. Has `name`, `key` and `holder` (the fields of `Holder`, or

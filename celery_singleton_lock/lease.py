@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import LockLost
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 
 #: Longest time, in seconds, after which a task that can be replaced learns that it is to stop, while its store can be reached.
 STOP_INTERVAL = 1.0

@@ -35,8 +35,10 @@ from celery_singleton_lock.reservation import (
     reservation,
 )
 from celery_singleton_lock.result import SingletonResult
-from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod, LeaseRequest, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod
 from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.store.requests import LeaseRequest
 
 
 def is_locked_at_publish(task: Any) -> bool:

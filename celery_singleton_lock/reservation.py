@@ -15,7 +15,8 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.renewal.pending import PendingRelease
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, Place, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 
 #: Header of a message that was published with its lock: the lock key, its `lock_limit` and its `lock_ttl`.
 RESERVATION_HEADER = "singleton_reservation"

@@ -21,7 +21,8 @@ from celery_singleton_lock.config.task_config import config_for, forget_configs
 from celery_singleton_lock.context import ProcessContext, context_of, replace_context
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.task import SingletonMixin
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}

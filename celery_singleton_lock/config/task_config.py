@@ -19,7 +19,7 @@ from celery_singleton_lock.keys.arguments import Parameters
 from celery_singleton_lock.keys.builder import ArgumentFunction, KeyBuilder
 from celery_singleton_lock.keys.canonical import digest, escaped
 from celery_singleton_lock.policies import NAMED
-from celery_singleton_lock.store.protocol import starts_key
+from celery_singleton_lock.store.keys import starts_key
 
 _ATTRIBUTE = "_singleton_config"
 #: Attribute of a task class: what is wrong with its options.

@@ -14,8 +14,8 @@ from celery_singleton_lock.delivery.republish import RetryState
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
+from celery_singleton_lock.store.requests import LeaseRequest
 
 
 def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options, state: RetryState) -> None:

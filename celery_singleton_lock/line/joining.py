@@ -37,13 +37,9 @@ from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    AcquireResult,
-    LeaseRequest,
-    LockStore,
-    Place,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN
+from celery_singleton_lock.store.protocol import AcquireResult, LockStore
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0

@@ -11,7 +11,8 @@ from kombu.utils import json
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, retry_state_of
 from celery_singleton_lock.log import TaskLog, about
-from celery_singleton_lock.store.protocol import LINE_TOKEN, LeaseRequest, Place
+from celery_singleton_lock.store.keys import LINE_TOKEN
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 _json: Any = json  # untyped in Kombu
 _dumps: Any = dumps  # as that

@@ -31,7 +31,9 @@ from celery_singleton_lock.line.joining import (
 from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue
-from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, LockStore
+from celery_singleton_lock.store.keys import LINE_TOKEN
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
+from celery_singleton_lock.store.requests import LeaseRequest
 
 
 def handle_copy(

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import LockStore
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts

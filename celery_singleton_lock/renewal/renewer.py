@@ -14,7 +14,8 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease, PendingReleases
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import LockStore, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest
 
 BATCH = 100  # leases per call
 

@@ -1,193 +1,19 @@
 """What a store of locks does: a few atomic verbs, all but `revoke` safe to send twice, as the owner's token goes with them.
 
-Here are the protocol `LockStore`, what its verbs take (`LeaseRequest`, `Place`) and answer, and the names of the keys it uses.
+Here are the protocol `LockStore` and what its verbs answer; what they take is in `requests`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.records import NOTHING, Noted, RecordStore
-
-#: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
-COMPLETED_TTL = 3600.0
-#: How long a store remembers that another task goes on with the id of one whose body has ended, in seconds.
-CONTINUED_TTL = 3600.0
-#: How long late copies of a message that waited in line are dropped, in seconds.
-COPY_TTL = 3600.0
-#: How long a store remembers at least that a lock was revoked from a delivery, in seconds.
-REVOKED_TTL = 3600.0
-#: How long a store remembers that a body began which has not ended, in seconds. Its message is delivered again before that.
-BEGUN_TTL = 7 * 86400.0
-#: How long a store keeps what a check has written, in seconds.
-CHECK_TTL = 5.0
-
-
-class Place(NamedTuple):
-    """What a delivery says of its place in the line of its lock.
-
-    Arguments:
-        ticket: of its message; empty if the message has not waited.
-        copy: number of this copy of the message, which grows from copy to copy.
-        room: how many may wait, this message included, if it is to join; 0 if it is not.
-        replace: whether it takes the place of the message that waits and gives way, if there is one.
-        next_copy: number of the copy that was published with a delay.
-        due: seconds until when that copy comes at the latest; after that the place of a message without a text is lost.
-        message: what starts the message at once, its text; empty if only the copy can.
-        quiet: seconds without a newcomer after which the head of the line may start; 0: at once.
-        max_quiet: seconds after the first newcomer after which it may start in any case.
-        stop: whether it is to replace the holder: when it joins, a running holder is asked to stop, and a reservation ends. A
-            message that was replaced itself is not granted the lock.
-        gives_way: whether a later message with `replace` takes its place.
-    """
-
-    ticket: str = ""
-    copy: float = 0.0
-    room: int = 0
-    replace: bool = False
-    next_copy: float = 0.0
-    due: float = 0.0
-    message: str = ""
-    quiet: float = 0.0
-    max_quiet: float = 0.0
-    stop: bool = False
-    gives_way: bool = False
-
-
-@dataclass(slots=True)
-class LeaseRequest:
-    """One delivery's request for a lease, and the keys that it concerns."""
-
-    base: str  # what all keys of the task name start with, a cluster's hash tag included
-    digest: str  # of the arguments; empty in a supervisor, which knows the token alone
-    token: str = field(repr=False)  # the delivery's secret
-    ttl: float  # seconds
-    task_id: str = ""
-    node: str = ""
-    pid: int = 0
-    supervised: bool = False  # a supervisor renews and releases too, so the store notes which lock the token owns
-    redelivered: bool = False  # an earlier delivery of the same message may be running, or may have run
-    queued: bool = False  # a reservation: no worker has started the message
-    place: Place | None = None  # where the line counts: the lock is only free for its head
-    limit: int = 0  # how many may hold the lock at once, each in a slot with its own lock; 0: one, without slots
-    stoppable: bool = False  # its renewals tell whether the holder is asked to stop
-    max_starts: MaxStarts | None = None  # how often its lock key may be started; a supervisor does not look at it
-    comes_again: bool = False  # its message is delivered again if its body does not end; the store notes that it began
-    is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
-    is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
-    grace: float = 0.0  # seconds of a grace period; 0: the TTL, which is longer for a reservation
-    noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
-    lock: str = field(
-        init=False
-    )  # key of the lock; "" while the store alone knows it; once a slot is known, of that slot's
-    by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
-    attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
-    completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended
-
-    def __post_init__(self) -> None:
-        self.lock = f"{self.base}:lock:{self.digest}" if self.digest else ""
-        self.by_token = not self.digest or self.limit > 0
-        self.attempt = f"{self.base}:attempt:{self.token}"
-        self.completed = f"{self.base}:completed:{self.digest}:{self.task_id}"
-
-    @property
-    def continued(self) -> str:
-        """Key of the note that another task goes on with this one's id."""
-        return f"{self.base}:continued:{self.digest}:{self.task_id}"
-
-    @property
-    def slots(self) -> str:
-        """Key of the set of slots that may be held."""
-        return f"{self.base}:slots:{self.digest}"
-
-    def slot_lock(self, slot: int) -> str:
-        """Return the key of a slot's lock; slot 0 has that of a lock without slots."""
-        return f"{self.base}:lock:{self.digest}:{slot}" if slot else f"{self.base}:lock:{self.digest}"
-
-    def use_slot(self, slot: int) -> None:
-        """Note which slot was granted."""
-        self.lock, self.by_token = self.slot_lock(slot), False
-
-    @property
-    def starts(self) -> str:
-        """The key of the starts that count for `max_starts`."""
-        return starts_key(self.base, self.digest)
-
-    def ended_starts(self, success: bool | None) -> str:
-        """Tell which starts count no more after a release: "" for none, "own" for this token's, or "all"."""
-        if self.max_starts is None:
-            return ""
-        if self.max_starts.count == "crashed" or success is None:
-            return "own"
-        return "all" if success else ""
-
-
-def starts_key(base: str, digest: str) -> str:
-    """Return the key of a lock key's starts that count for `max_starts`."""
-    return f"{base}:starts:{digest}"
-
-
-def task_keys(base: str) -> tuple[str, str, str]:
-    """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
-    return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
-
-
-def record_keys(base: str) -> tuple[str, str, str]:
-    """Return the keys of a task name's records: the leases that exist, the counters, and the last runs."""
-    return f"{base}:registry", f"{base}:stats", f"{base}:history"
-
-
-def check_key(base: str) -> str:
-    """Return the key that a check of the store writes."""
-    return f"{base}:check"
-
-
-def pauses_key(base: str) -> str:
-    """Return the key of operators' pauses."""
-    return f"{base}:pauses"
-
-
-def primary_key(base: str) -> str:
-    """Return the key of the note which server has a task name's locks, and since when."""
-    return f"{base}:primary"
-
-
-def line_keys(base: str, digest: str) -> tuple[str, str, str]:
-    """Return the keys of a lock's line: the tickets in order, their messages, and the task name's used tickets."""
-    return f"{base}:line:{digest}", f"{base}:waiting:{digest}", f"{base}:used"
-
-
-def begun_key(base: str) -> str:
-    """Return the key of the messages of a task name whose bodies began, and have not ended."""
-    return f"{base}:begun"
-
-
-def replaced_key(base: str) -> str:
-    """Return the key of the messages of a task name that were replaced by others."""
-    return f"{base}:replaced"
-
-
-#: Token of a lock that is reserved for the head of its line.
-LINE_TOKEN = "queued:line"
-
-
-def queued_token(task_id: str) -> str:
-    """Return the token of a message's reservation, which any delivery of the message may turn into its lease: it is no secret."""
-    return f"queued:{task_id}"
-
-
-class Kept(NamedTuple):
-    """What a lock becomes at its release, instead of free."""
-
-    state: str  # of its holder
-    ttl: float  # seconds
-    token: str = ""  # of its owner; empty: nobody
+from celery_singleton_lock.store.records import RecordStore
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 
 
 class AcquireStatus(Enum):

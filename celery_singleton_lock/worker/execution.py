@@ -27,8 +27,9 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
 from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.join import join
 from celery_singleton_lock.worker.outcome import handle_duplicate, handle_store_error

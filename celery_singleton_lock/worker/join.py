@@ -25,7 +25,8 @@ from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, Stor
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Fail, Follow
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.postpone import publish_or_reject
 
 #: Shortest time in seconds for which the lock is free, without a result, before the body runs again.

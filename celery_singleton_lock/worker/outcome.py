@@ -28,7 +28,8 @@ from celery_singleton_lock.line.joining import leave
 from celery_singleton_lock.log import about
 from celery_singleton_lock.policies import RetryLater
 from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, LockStore
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.postpone import check_redelivery_later, retry_policy_of, run_later

@@ -23,7 +23,7 @@ from celery_singleton_lock.delivery.republish import (
 from celery_singleton_lock.errors import DuplicateTask, StoreError
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import RetryLater
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 
 FIRST_REDELIVERY_CHECK = 0.2  # seconds
 

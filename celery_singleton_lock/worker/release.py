@@ -19,7 +19,7 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.renewal.pending import PendingRelease
-from celery_singleton_lock.store.protocol import Kept
+from celery_singleton_lock.store.requests import Kept
 
 #: Attribute of a request: its `Execution`. It is there from before the lock is acquired.
 EXECUTION = "_singleton_execution"

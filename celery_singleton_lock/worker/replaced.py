@@ -11,7 +11,8 @@ from celery_singleton_lock.delivery.properties import delivery_of
 from celery_singleton_lock.delivery.republish import ignores_result
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import about
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import LockStore
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.postpone import stored_state
 

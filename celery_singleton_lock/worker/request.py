@@ -20,7 +20,7 @@ from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave_line
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.postpone import stored_state

@@ -20,7 +20,8 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import LockStore, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest
 
 POLL = 0.5  # seconds after which children are looked at whose death the system does not report, and new ones
 

@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import pytest
 from redis import Redis
 
+from celery_singleton_lock.store.keys import record_keys
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore, record_keys
+from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.records import RecordStore, Statistics
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests import servers
 from tests.servers import RedisServer
 

@@ -16,17 +16,9 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    AcquireResult,
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    LockStore,
-    Place,
-    queued_token,
-    starts_key,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token, starts_key
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 
 #: The time at the beginning, in seconds since 1970.
 BEGINNING = 1000.0

@@ -12,7 +12,7 @@ from redis import Redis
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.store import redis as redis_package
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import every_call
 from tests.servers import RedisServer

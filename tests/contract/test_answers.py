@@ -20,8 +20,9 @@ from redis.exceptions import RedisError
 from celery_singleton_lock import StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.access import Access
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer, free_port, until
 
 MakeRequest = Callable[..., LeaseRequest]

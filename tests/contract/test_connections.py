@@ -10,9 +10,9 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
 from celery_singleton_lock.store.redis.pool import MOST_IDLE
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.connections import Connections
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import CALLS

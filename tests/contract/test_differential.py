@@ -15,7 +15,7 @@ import pytest
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.memory_line import Line
+from celery_singleton_lock.store.memory.line import Line
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.conftest import MemoryBacking, check_balance
 from tests.contract.sequences import BEGINNING, Player, Setup, Step, difference, random_sequence

@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    AcquireStatus,
-    GracePeriod,
-    LeaseRequest,
-    Place,
-    RenewResult,
-    queued_token,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from tests.contract.conftest import KINDS, VALKEY
 from tests.servers import RedisServer, until
 

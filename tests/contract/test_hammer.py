@@ -13,8 +13,9 @@ from typing import Any
 from redis import Redis
 
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer
 
 SECONDS = 1.5

@@ -14,16 +14,11 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import (
-    AcquireResult,
-    AcquireStatus,
-    LeaseRequest,
-    LockStore,
-    RenewResult,
-    queued_token,
-)
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import Backing
 from tests.contract.test_stores import MakeRequest, known, left
 from tests.servers import RedisServer

@@ -8,16 +8,9 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    AcquireResult,
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    Place,
-    Released,
-    queued_token,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]

@@ -12,8 +12,9 @@ from redis.credentials import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import MakeStore
 from tests.servers import Process, RedisServer, free_port, is_listening, redis_program, until
 

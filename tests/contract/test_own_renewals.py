@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest, LockStore, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.redis.calls import ScriptCall
 from celery_singleton_lock.store.redis.connection import Command
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.conftest import MemoryBacking
 from tests.servers import RedisServer

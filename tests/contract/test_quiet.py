@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.store.protocol import LINE_TOKEN, AcquireResult, AcquireStatus, LeaseRequest, Place, Released
+from celery_singleton_lock.store.keys import LINE_TOKEN
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from tests.contract.conftest import Backing
 
 GRANTED, HELD, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.HELD, AcquireStatus.SUPERSEDED

@@ -11,16 +11,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import (
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    Place,
-    RenewResult,
-    queued_token,
-    record_keys,
-)
+from celery_singleton_lock.store.keys import queued_token, record_keys
+from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import RedisBacking
 from tests.servers import RedisServer
 

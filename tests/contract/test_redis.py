@@ -22,10 +22,11 @@ from redis import Redis
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import AcquireStatus, Kept, LeaseRequest, LockStore, Place, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module
 from celery_singleton_lock.store.redis.scripts import script
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 

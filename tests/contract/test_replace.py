@@ -6,18 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    AcquireResult,
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    LockStore,
-    Place,
-    Released,
-    RenewResult,
-    queued_token,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, Released, RenewResult
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]

@@ -11,8 +11,9 @@ import pytest
 from redis import Redis
 
 from celery_singleton_lock.errors import StoreUnavailable
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import KINDS, VALKEY
 from tests.contract.test_round_trips import Sends
 from tests.servers import RedisServer, until

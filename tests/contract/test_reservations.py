@@ -6,15 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.store.protocol import (
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    LockStore,
-    Released,
-    RenewResult,
-    queued_token,
-)
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, Released, RenewResult
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]

@@ -11,8 +11,8 @@ from celery import Celery
 from celery_singleton_lock import locks
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer
 
 NAMES = [f"job.{number}" for number in range(500)]

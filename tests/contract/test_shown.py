@@ -15,8 +15,9 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask, StoreError, StoreUnavailable
-from celery_singleton_lock.store.protocol import LeaseRequest, LockStore
+from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import MakeStore, start_with_tls
 from tests.contract.test_redis import CALLS, every_call
 from tests.servers import RedisServer, until

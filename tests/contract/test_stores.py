@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.memory import RELEASES_PER_CLEANUP, MemoryStore
-from celery_singleton_lock.store.protocol import BEGUN_TTL, AcquireStatus, Kept, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.keys import BEGUN_TTL
+from celery_singleton_lock.store.memory import MemoryStore
+from celery_singleton_lock.store.memory.store import RELEASES_PER_CLEANUP
+from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]

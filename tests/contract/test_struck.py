@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, LockStore, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import MakeStore
 
 MakeRequest = Callable[..., LeaseRequest]

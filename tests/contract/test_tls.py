@@ -13,8 +13,9 @@ from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.conftest import MakeStore, make_certificate, start_with_tls
 from tests.servers import is_listening, until
 

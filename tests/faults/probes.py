@@ -20,7 +20,7 @@ from typing import NamedTuple
 import redis
 
 from celery_singleton_lock.starts import MaxStarts
-from celery_singleton_lock.store.protocol import LINE_TOKEN, Kept, LeaseRequest, Place
+from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
@@ -34,6 +34,7 @@ from celery_singleton_lock.store.redis.calls import (
     sweep_call,
 )
 from celery_singleton_lock.store.redis.scripts import script
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.faults.ledger import Ledger, name_of, now
 
 _ERRORS = (redis.RedisError, OSError)

@@ -13,17 +13,11 @@ import pytest
 import redis
 
 import celery_singleton_lock
-from celery_singleton_lock.store.protocol import (
-    LINE_TOKEN,
-    Kept,
-    LeaseRequest,
-    Place,
-    RenewResult,
-    line_keys,
-    queued_token,
-)
+from celery_singleton_lock.store.keys import LINE_TOKEN, line_keys, queued_token
+from celery_singleton_lock.store.protocol import RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
 from celery_singleton_lock.store.redis.scripts import script
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment

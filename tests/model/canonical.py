@@ -17,7 +17,7 @@ import marshal
 from collections import defaultdict
 from typing import Any
 
-from celery_singleton_lock.store.memory_records import Record
+from celery_singleton_lock.store.memory.records import Record
 from tests.model.world import BASE, LOCK, Delivery, World, message_of
 
 #: Of each message, by ticket: what it is and where, and numbers of copies.

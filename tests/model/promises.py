@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from celery_singleton_lock import RunOnceMore, Wait
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Place
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from tests.model.world import BASE, DIGEST, TTL, World
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from celery_singleton_lock import Replace, RunOnceMore
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import AcquireResult, LeaseRequest, Released
+from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.protocol import AcquireResult, Released
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.sequences import BEGINNING
 from tests.model.canonical import key

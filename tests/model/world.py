@@ -18,18 +18,11 @@ from typing import Any, NamedTuple
 from celery_singleton_lock import Wait
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Policy, RunLater
+from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, queued_token
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import (
-    COPY_TTL,
-    LINE_TOKEN,
-    AcquireResult,
-    AcquireStatus,
-    LeaseRequest,
-    Place,
-    RenewResult,
-    queued_token,
-)
+from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 TTL = 10.0
 STEP = 5.125  # seconds by which time advances: nothing expires in the moment of a call, where stores may differ

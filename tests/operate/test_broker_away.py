@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import LeaseRequest, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer, free_port
 
 BASE = "singleton:{shop.sync}"

@@ -31,8 +31,10 @@ from celery_singleton_lock import locks, revoking
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.keys.canonical import escaped
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.integration.tasks import Boom

@@ -19,7 +19,9 @@ from celery_singleton_lock import SingletonTask, locks
 from celery_singleton_lock.cli import singleton, watch
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.contrib.prometheus import LockCollector
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.connections import Connections
 from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.servers import RedisServer
@@ -193,7 +195,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from redis import Redis
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import LeaseRequest, queued_token
+from celery_singleton_lock.store.keys import queued_token
+from celery_singleton_lock.store.requests import LeaseRequest
 from shop.celery import app
 
 client = Client()

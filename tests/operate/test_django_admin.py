@@ -19,8 +19,9 @@ from celery import Celery
 from redis import Redis
 
 from celery_singleton_lock import locks
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.operate.browser import Browser, missing_programs
 from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.operate.web_client import WebClient

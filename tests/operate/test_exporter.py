@@ -32,9 +32,10 @@ from pytest_celery import CeleryBackendCluster, CeleryBrokerCluster, CeleryTestS
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.policies import KINDS
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, STATES, VERBS
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder

@@ -17,7 +17,7 @@ from celery_singleton_lock import DuplicateTask, SingletonTask, locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 from tests.operate.test_exporter import exporter, scrape
 from tests.servers import RedisServer
 

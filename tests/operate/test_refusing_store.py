@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.operate.test_exporter import exporter, scrape
 from tests.servers import RedisServer, free_port
 

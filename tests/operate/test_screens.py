@@ -24,9 +24,9 @@ from celery_singleton_lock import SingletonTask, locks
 from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.records import RedisRecords
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.operate.test_exporter import APP, environment
 from tests.servers import RedisServer
 

@@ -17,7 +17,7 @@ from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask, Policy, Replace, Wait
 from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
-from celery_singleton_lock.store.protocol import LINE_TOKEN
+from celery_singleton_lock.store.keys import LINE_TOKEN
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor

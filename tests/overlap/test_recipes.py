@@ -18,7 +18,7 @@ from celery import Celery, states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockLost, TooManyStarts
-from celery_singleton_lock.store.protocol import record_keys
+from celery_singleton_lock.store.keys import record_keys
 from tests.in_time import in_time
 from tests.integration.conftest import forget_results
 from tests.integration.environment import SOON, WorkerEnvironment

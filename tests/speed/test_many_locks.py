@@ -17,8 +17,8 @@ import redis
 from celery import Celery
 
 from celery_singleton_lock import locks
-from celery_singleton_lock.store.protocol import LeaseRequest
 from celery_singleton_lock.store.redis.calls import acquire_call
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer
 
 LOCKS, TASKS, OTHER_KEYS = 20_000, 20, 1_000_000

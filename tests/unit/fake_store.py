@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireResult, Kept, LeaseRequest, Released, RenewResult
+from celery_singleton_lock.store.protocol import AcquireResult, Released, RenewResult
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 
 
 class Renewal(NamedTuple):

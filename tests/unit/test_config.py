@@ -20,7 +20,8 @@ from celery_singleton_lock.config.options import TASK_OPTIONS
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for, refuse_wrong
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest
 from docs.generate import default_of
 from tests.unit.conftest import MakeApp
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import until
 from tests.unit.conftest import Clock
 from tests.unit.fake_store import FakeStore

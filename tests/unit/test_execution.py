@@ -43,7 +43,8 @@ from celery_singleton_lock.renewal import pending as pending_module
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.testing import assert_free, assert_held, locked
 from celery_singleton_lock.worker import execution
 from tests.servers import RedisServer, free_port

@@ -13,7 +13,7 @@ import pytest
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
 from celery_singleton_lock.lease import LeaseState
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.release import EXECUTION, Execution
 from tests.unit.conftest import Clock
 

@@ -26,7 +26,7 @@ from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetrySt
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
-from celery_singleton_lock.store.protocol import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
 from tests.unit.test_task import deliver

@@ -13,7 +13,7 @@ import pytest
 from celery_singleton_lock import ConfigurationError, DuplicateTask, SingletonTask, StoreUnavailable, signals
 from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import Kept
+from celery_singleton_lock.store.requests import Kept
 from celery_singleton_lock.testing import assert_free, assert_held
 from tests.unit import test_execution
 from tests.unit.conftest import MakeApp

@@ -21,7 +21,7 @@ from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.copies import Copies
 from celery_singleton_lock.line.joining import terminate
 from celery_singleton_lock.log import about, logger
-from celery_singleton_lock.store.protocol import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
 from tests.unit.test_line_copies import kept

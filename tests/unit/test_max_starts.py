@@ -15,7 +15,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, MaxStarts, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.config.task_config import config_for
-from celery_singleton_lock.store.protocol import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.testing import assert_free
 from tests.unit import test_execution
 from tests.unit.fake_store import FakeStore

@@ -18,7 +18,8 @@ from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
 from celery_singleton_lock.store.access import Access
-from celery_singleton_lock.store.protocol import GracePeriod, LeaseRequest
+from celery_singleton_lock.store.protocol import GracePeriod
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.failures import FailureChannel
 from tests.servers import until
 from tests.unit.conftest import Clock

@@ -17,7 +17,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
-from celery_singleton_lock.store.protocol import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from tests.unit.test_task import Singleton, deliver
 

@@ -20,7 +20,8 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Place, RenewResult
+from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from tests.servers import until
 from tests.unit.conftest import Clock
 from tests.unit.fake_store import FakeStore

@@ -21,7 +21,8 @@ from celery_singleton_lock.line.joining import terminate
 from celery_singleton_lock.policies import as_policy, portable_policy
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Fail, RunLater, SkipRun
 from celery_singleton_lock.renewal.body import BodyRenewal
-from celery_singleton_lock.store.protocol import LeaseRequest, Place, RenewResult
+from celery_singleton_lock.store.protocol import RenewResult
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.worker import replaced
 from tests.unit.conftest import Clock
 from tests.unit.fake_store import FakeStore

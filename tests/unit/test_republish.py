@@ -23,7 +23,8 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery import destination
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.testing import locked
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import Singleton, deliver

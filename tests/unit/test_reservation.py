@@ -11,7 +11,7 @@ from celery.states import EXCEPTION_STATES, PENDING, READY_STATES, RETRY, STARTE
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.reservation import RESERVATION_HEADER, has_ended, reservation_of
-from celery_singleton_lock.store.protocol import queued_token
+from celery_singleton_lock.store.keys import queued_token
 from tests.unit.test_task import Singleton
 
 LOCK = "singleton:{app.sync}:lock:0123"

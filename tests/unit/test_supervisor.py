@@ -15,7 +15,8 @@ from celery_singleton_lock.config.options import LONGEST
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest, Released
+from celery_singleton_lock.store.protocol import AcquireStatus, Released
+from celery_singleton_lock.store.requests import LeaseRequest
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.servers import until
 from tests.unit.fake_store import FakeStore

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from celery_singleton_lock.store.protocol import (
+from celery_singleton_lock.store.keys import (
     BEGUN_TTL,
     CONTINUED_TTL,
     COPY_TTL,
     LINE_TOKEN,
     REVOKED_TTL,
-    Kept,
-    LeaseRequest,
-    Place,
     begun_key,
     line_keys,
     pauses_key,
@@ -25,6 +22,7 @@ from celery_singleton_lock.store.protocol import (
 from celery_singleton_lock.store.records import SEPARATOR
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Script, Words, script
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 
 #: Of a feature that has no words.
 _NONE = Words()

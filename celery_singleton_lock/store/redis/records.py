@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.protocol import pauses_key, record_keys
+from celery_singleton_lock.store.keys import pauses_key, record_keys
 from celery_singleton_lock.store.records import SEPARATOR, Lock, Run, task_of
 from celery_singleton_lock.store.redis.calls import ScriptCall, count_call, ms, page_call, script_call, sweep_call
 from celery_singleton_lock.store.redis.connection import Command

@@ -12,20 +12,8 @@ from redis.exceptions import NoScriptError
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.access import Access
-from celery_singleton_lock.store.protocol import (
-    CHECK_TTL,
-    COMPLETED_TTL,
-    CONTINUED_TTL,
-    AcquireResult,
-    AcquireStatus,
-    GracePeriod,
-    Kept,
-    LeaseRequest,
-    Released,
-    RenewResult,
-    begun_key,
-    check_key,
-)
+from celery_singleton_lock.store.keys import CHECK_TTL, COMPLETED_TTL, CONTINUED_TTL, begun_key, check_key
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod, Released, RenewResult
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
@@ -42,6 +30,7 @@ from celery_singleton_lock.store.redis.calls import (
 from celery_singleton_lock.store.redis.connection import Batch, Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool, Generation
 from celery_singleton_lock.store.redis.records import RedisRecords, told_of_pause
+from celery_singleton_lock.store.requests import Kept, LeaseRequest
 
 #: Seconds by which `WAIT` may end late.
 WAIT_MARGIN = 0.15

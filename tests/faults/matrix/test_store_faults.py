@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_singleton_lock.store.protocol import AcquireStatus, LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
+from celery_singleton_lock.store.requests import LeaseRequest
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
 from tests.faults.matrix import LATE

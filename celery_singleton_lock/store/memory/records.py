@@ -10,8 +10,10 @@ from typing import Any
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
-from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.protocol import COPY_TTL, LINE_TOKEN, AcquireStatus, LeaseRequest, Place, replaced_key
+from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, replaced_key
+from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 
 @dataclass

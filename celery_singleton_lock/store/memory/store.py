@@ -7,22 +7,20 @@ from dataclasses import replace
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store import protocol
-from celery_singleton_lock.store.memory_line import Line
-from celery_singleton_lock.store.memory_records import Record, Records
-from celery_singleton_lock.store.protocol import (
+from celery_singleton_lock.store.keys import (
+    BEGUN_TTL,
+    COMPLETED_TTL,
+    CONTINUED_TTL,
     LINE_TOKEN,
-    AcquireResult,
-    AcquireStatus,
-    Kept,
-    LeaseRequest,
-    Place,
-    Released,
-    RenewResult,
+    REVOKED_TTL,
     begun_key,
     queued_token,
 )
+from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.memory.records import Record, Records
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
 from celery_singleton_lock.store.records import RecordStore
+from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -55,7 +53,7 @@ class MemoryStore(Records):
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
             fence = self._grant(wanted, lock)
             if wanted.comes_again and not wanted.queued:
-                self._put(_begun(wanted), "", protocol.BEGUN_TTL)
+                self._put(_begun(wanted), "", BEGUN_TTL)
             if wanted.place and not wanted.queued:
                 self._records[lock].line = self._line(wanted).start(wanted, wanted.place)
             return AcquireResult(AcquireStatus.GRANTED, fence=fence, slot=slot)
@@ -233,7 +231,7 @@ class MemoryStore(Records):
             if wanted.comes_again and not wanted.is_unfinished:
                 self._records.pop(_begun(wanted), None)
             if wanted.is_continued:
-                self._put(wanted.continued, "", protocol.CONTINUED_TTL)
+                self._put(wanted.continued, "", CONTINUED_TTL)
             lock = self._lock_of(wanted)
             record, completed = self._find(lock), self._find(wanted.completed)
             finishing, message = f"finishing:{wanted.token}", ""
@@ -264,13 +262,13 @@ class MemoryStore(Records):
 
     def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
-            self._put(wanted.completed, "success", protocol.COMPLETED_TTL if success else 0.0)
+            self._put(wanted.completed, "success", COMPLETED_TTL if success else 0.0)
 
     def keep_continued(self, wanted: LeaseRequest) -> bool:
         with self._mutex:
             found = self._find(wanted.continued)
             if found:
-                found.expires = self._clock() + protocol.CONTINUED_TTL
+                found.expires = self._clock() + CONTINUED_TTL
             return found is not None
 
     def has_begun(self, wanted: LeaseRequest) -> bool:
@@ -298,7 +296,7 @@ class MemoryStore(Records):
             if record and fence not in (0, record.fence):
                 return None
             if record:
-                ttl = max(2 * (record.expires - self._clock()), protocol.REVOKED_TTL)
+                ttl = max(2 * (record.expires - self._clock()), REVOKED_TTL)
                 if record.state == "running":
                     self._put(f"{base}:revoked:{record.token}", "", ttl)
                 known = self._find(f"{base}:recent")

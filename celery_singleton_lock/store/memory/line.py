@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from celery_singleton_lock.store.protocol import COPY_TTL, AcquireStatus, LeaseRequest, Place
+from celery_singleton_lock.store.keys import COPY_TTL
+from celery_singleton_lock.store.protocol import AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 
 @dataclass
