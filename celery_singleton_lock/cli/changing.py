@@ -22,7 +22,7 @@ from celery_singleton_lock.cli.group import (
 from celery_singleton_lock.cli.output import print_json
 from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.revoking import Release
+from celery_singleton_lock.locks.releasing import ReleaseReport
 from celery_singleton_lock.store.records import task_of
 
 
@@ -53,11 +53,11 @@ def release(obj: Any, /, key: str, node: str, task: str, force: bool, dry_run: b
     raise click.exceptions.Exit(0 if all(one.released for one in done) else 1)
 
 
-def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_json: bool) -> list[Release]:
+def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_json: bool) -> list[ReleaseReport]:
     """Release several locks; print each result as it comes, or all of them as JSON. If it cannot go on, say how far it came."""
-    done: list[Release] = []
+    done: list[ReleaseReport] = []
 
-    def told(one: Release) -> None:
+    def told(one: ReleaseReport) -> None:
         done.append(one)
         if not as_json:
             _tell(one, f"{one.key} ")
@@ -76,7 +76,7 @@ def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_
     return done
 
 
-def _tell(one: Release, prefix: str = "") -> None:
+def _tell(one: ReleaseReport, prefix: str = "") -> None:
     click.echo(f"{prefix}{one}")
     for lock in one.others:
         ends = ", which `resume` ends" if lock.holder.state == "paused" else ""

@@ -11,7 +11,7 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.cli.group import as_json, in_one_line, option, singleton
 from celery_singleton_lock.cli.output import print_json
-from celery_singleton_lock.health import NAMES, UNKNOWN, Health
+from celery_singleton_lock.locks.health import NAMES, UNKNOWN, Health
 from celery_singleton_lock.texts import printable
 
 

@@ -15,7 +15,7 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.cli.duration import DURATION
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.health import UNKNOWN
+from celery_singleton_lock.locks.health import UNKNOWN
 from celery_singleton_lock.texts import printable
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -20,6 +20,7 @@ from celery_singleton_lock.cli.group import (
 )
 from celery_singleton_lock.cli.output import LOCK_HEAD, lock_row, print_json, print_table
 from celery_singleton_lock.clock import duration_text
+from celery_singleton_lock.locks.naming import is_digest
 from celery_singleton_lock.store.records import Run, Statistics, task_of
 from celery_singleton_lock.texts import printable
 
@@ -78,7 +79,7 @@ def show(obj: Any, /, key: str, as_json: bool) -> None:
 def _nobody(name: str, tasks: Sequence[str]) -> str:
     if name in tasks:
         return f"no lock of {printable(name)} is held"
-    if locks.is_digest(name):
+    if is_digest(name):
         return f"no lock with the digest {name.removeprefix('lock:')} is held"
     return f"no lock is held by a task {printable(name)}; one that waits has none yet"
 

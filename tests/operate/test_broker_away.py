@@ -11,9 +11,10 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import locks, revoking
+from celery_singleton_lock import locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.requests import LeaseRequest
 from tests.servers import RedisServer, free_port
@@ -56,7 +57,7 @@ def command(app: Celery, *words: str) -> Result:
 def test_python(app: Celery) -> None:
     """The answer is one of its own, and the lock stays; one that needs no answer is released."""
     one = locks.release(app, f"{BASE}:lock:{'a' * 32}")
-    assert ("refused", revoking.UNREACHABLE, False) == (one.outcome, one.answer, one.released)
+    assert ("refused", releasing.UNREACHABLE, False) == (one.outcome, one.answer, one.released)
     both = locks.release_all(app, "shop.sync")
     assert {"a": ("refused", "unreachable"), "b": ("released", "")} == {
         done.holder.task_id: (done.outcome, done.answer) for done in both if done.holder

@@ -27,10 +27,11 @@ import pytest
 from celery import VERSION, Celery
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import locks, revoking
+from celery_singleton_lock import locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.keys.canonical import escaped
+from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
@@ -366,9 +367,9 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     until(lambda: [redelivered] == [one["task_id"] for one in asked(env)], "it is received")
     key = leave_lock(env, env.worker.hostname(), redelivered)
     base, (lock,) = key.rpartition(":lock:")[0], locks.show(env.app, key)
-    (answer,) = revoking.answers_of(env.app, [replace(lock.holder, age=age)], SOON)
-    wanted = revoking.Release("", key, lock.holder, answer)
-    assert outcome == revoking.revoke(context_of(env.app).store, base, wanted, False, False).outcome
+    (answer,) = releasing.answers_of(env.app, [replace(lock.holder, age=age)], SOON)
+    wanted = releasing.ReleaseReport("", key, lock.holder, answer)
+    assert outcome == releasing.revoke(context_of(env.app).store, base, wanted, False, False).outcome
     locks.release(env.app, key, force=True)  # else the message would wait in the worker beside the next tests
     env.let_all_go()
     env.finish(redelivered)
@@ -433,7 +434,7 @@ def test_another_task_that_started_meanwhile(env: WorkerEnvironment, monkeypatch
         leave_lock(env, env.worker.hostname(), "newcomer")
         return {env.worker.hostname(): set()}
 
-    monkeypatch.setattr(revoking, "_tasks_of_nodes", answer)
+    monkeypatch.setattr(releasing, "_tasks_of_nodes", answer)
     done = locks.release(env.app, key)
     assert ("changed", False, "vanished") == (done.outcome, done.released, done.holder and done.holder.task_id)
     assert ["newcomer"] == [lock.holder.task_id for lock in locks.show(env.app, key)]
@@ -703,7 +704,7 @@ def test_body_whose_lease_has_ended(env: WorkerEnvironment, pool: str) -> None:
     until(
         lambda: [(lock.holder.pid, held)] == [(one["pid"], one["held"]) for one in asked(env, "capped")], "it is named"
     )
-    assert [revoking.RUNNING] == revoking.answers_of(env.app, [replace(lock.holder, age=60.0)], SOON)
+    assert [releasing.RUNNING] == releasing.answers_of(env.app, [replace(lock.holder, age=60.0)], SOON)
     env.let_go()
     until(lambda: not asked(env, "capped"), "it has ended")
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.cli.check import line_of
 from celery_singleton_lock.cli.duration import DURATION, Duration
 from celery_singleton_lock.clock import duration_text
-from celery_singleton_lock.health import CRITICAL, OK, WARNING, Bounds, evaluate
+from celery_singleton_lock.locks.health import CRITICAL, OK, WARNING, Bounds, evaluate
 from celery_singleton_lock.store.records import Statistics
 from tests.unit.site import OTHERS, PAGES, name_of
 

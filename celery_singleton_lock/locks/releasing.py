@@ -1,13 +1,17 @@
-"""Releases a lock whose body does not run any more, after asking the holder's worker node."""
+"""Releases locks whose bodies do not run any more, after asking the holders' worker nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_singleton_lock import remote
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.locks.naming import checked, parts_of
+from celery_singleton_lock.locks.reading import find, show
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.records import Lock
@@ -21,12 +25,12 @@ UNREACHABLE = "unreachable"
 _ALL_ANSWERS = 1_000_000
 #: Seconds in which a node that is not busy has answered.
 _SHORT = 1.0
-#: Seconds in which a worker has surely heard from its process that it has begun a task.
-_UNHEARD = 5.0
+#: Seconds after which a worker knows that one of its processes has begun a task.
+_START_REPORT_DELAY = 5.0
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseReport:
     """What became of a request to release a lock.
 
     Arguments:
@@ -71,6 +75,62 @@ class Release:
         return f"{self.outcome}: {said}; held by {self.holder}"
 
 
+def release(
+    app: Any, key: str, force: bool = False, dry_run: bool = False, timeout: float = 1.0, task_id: str = ""
+) -> ReleaseReport:
+    """Release a lock whose body does not run any more. Its holder, if it runs after all, is told that the lease is lost.
+
+    The node of the holder is asked whether it runs the task. If it does, or does not answer, only `force` releases the lock.
+
+    Arguments:
+        force: release it whatever the node says. Another body may then start while the first one runs.
+        dry_run: only ask.
+        timeout: seconds in which the node must answer.
+        task_id: release it only if this task holds it.
+
+    Returns what became of it; if nobody held it, also what else keeps a task with this key from starting.
+    """
+    base, _ = checked(app, key)
+    found = context_of(app).store.holder(key)
+    if found is None:
+        return ReleaseReport("free", key, others=show(app, key))
+    if task_id not in ("", found.task_id):
+        return ReleaseReport("changed", key, found)
+    (answer,) = answers_of(app, [found], timeout)
+    return revoke(context_of(app).store, base, ReleaseReport("", key, found, answer), force, dry_run)
+
+
+def release_all(
+    app: Any,
+    task: str = "",
+    node: str = "",
+    force: bool = False,
+    dry_run: bool = False,
+    timeout: float = 1.0,
+    told: Callable[[ReleaseReport], object] = lambda one: None,
+) -> Sequence[ReleaseReport]:
+    """Do as `release` with each lock of a task or group, or of a worker node; each node is asked once.
+
+    Arguments:
+        told: is called with each result as it comes, so that those before an error are known, too.
+
+    Raises:
+        ConfigurationError: neither task nor node is given, or the app has no store.
+        StoreError: the store is unreachable, or refuses. Locks that were released before stay released.
+    """
+    if not (task or node):
+        raise ConfigurationError("name a task or a worker node")
+    # All are found before their nodes are asked: a node does not know a task that starts after its answer.
+    found = [lock for lock in find(app, task, node) if lock.holder.state != "paused"]
+    answers, store = answers_of(app, [lock.holder for lock in found], timeout), context_of(app).store
+    done = []
+    for lock, answer in zip(found, answers, strict=True):
+        asked = ReleaseReport("", lock.key, lock.holder, answer)
+        done.append(revoke(store, parts_of(app, lock.key)[0], asked, force, dry_run))
+        told(done[-1])
+    return done
+
+
 def answers_of(app: Any, holders: Sequence[Holder], timeout: float) -> list[str]:
     """Return what the node of each holder says about it. All nodes are asked at once, and must answer in time."""
     nodes = sorted({holder.node for holder in holders if holder.state == "running"})
@@ -94,7 +154,7 @@ def _runs(holder: Holder, known: Sequence[tuple[str, int | None]]) -> bool:
     A message that has only been received has no process: a redelivery, say, of the holder's whose process is dead. But a node
     may answer before it has heard that a process has begun the task.
     """
-    processes: tuple[int | None, ...] = (holder.pid, None) if holder.age < _UNHEARD else (holder.pid,)
+    processes: tuple[int | None, ...] = (holder.pid, None) if holder.age < _START_REPORT_DELAY else (holder.pid,)
     return any((holder.task_id, pid) in known for pid in processes)
 
 
@@ -124,7 +184,7 @@ def _tasks_of_nodes(app: Any, nodes: Sequence[str], timeout: float) -> dict[str,
     return known
 
 
-def revoke(store: LockStore, base: str, asked: Release, force: bool, dry_run: bool) -> Release:
+def revoke(store: LockStore, base: str, asked: ReleaseReport, force: bool, dry_run: bool) -> ReleaseReport:
     """Take a lock from its holder if the node's answer allows that, or with `force`; return what became of it."""
     assert asked.holder
     if asked.answer in (RUNNING, SILENT, UNREACHABLE) and not force:
