@@ -2,16 +2,14 @@
 
 `run` arms an interrupt before the body and disarms it after. The renewal thread fires it when the lease is lost. There is one
 class for each way to reach a body: a signal for the main thread (prefork, solo), CPython's asynchronous exception for other
-threads, a throw for greenlets. Finalizers such as `__del__` swallow exceptions: a hook has a swallowed interrupt raised again.
+threads, a throw for greenlets. A finalizer such as `__del__` that runs at that moment swallows it, as it does any exception.
 """
 
 from __future__ import annotations
 
 import ctypes
 import signal
-import sys
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
@@ -59,11 +57,9 @@ class Interrupt(ABC):
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._error: Callable[[], object] = lambda: None  # a weak reference, as an error refers to the body's frames
 
     def arm(self) -> None:
         """Note that the body starts. Called in its thread or greenlet, as `disarm` is."""
-        _install_hook()
         _armed[self] = None
 
     def disarm(self) -> None:
@@ -73,20 +69,6 @@ class Interrupt(ABC):
     @abstractmethod
     def fire(self) -> None:
         """Raise in the body if it runs. Called once, from any thread."""
-
-    def fire_again(self) -> int:
-        """Raise again after a finalizer; return the thread in which the hook must do it, or 0."""
-        self.fire()
-        return 0
-
-    def raised(self, error: LockLost) -> bool:
-        """Tell whether this error came from this interrupt."""
-        return self._error() is error
-
-    def _new_error(self) -> LockLost:
-        error = LockLost(self._key)
-        self._error = weakref.ref(error)
-        return error
 
 
 _armed: dict[Interrupt, None] = {}  # in the order in which their bodies started
@@ -107,7 +89,7 @@ class _GreenletInterrupt(Interrupt):
 
     def _throw(self) -> None:
         if self in _armed and not self._greenlet.dead:
-            self._greenlet.throw(self._new_error())
+            self._greenlet.throw(LockLost(self._key))
 
 
 class _ThreadInterrupt(Interrupt):
@@ -117,17 +99,11 @@ class _ThreadInterrupt(Interrupt):
         super().__init__(key)
         self._thread = threading.get_ident()
         self._mutex = threading.Lock()
-        self._was_set = False
 
     def fire(self) -> None:
         with self._mutex:
             if self in _armed:
-                self._was_set = True
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(LockLost))
-
-    def fire_again(self) -> int:
-        self._was_set = True
-        return self._thread
 
     def disarm(self) -> None:
         """Note that the body has ended.
@@ -136,10 +112,6 @@ class _ThreadInterrupt(Interrupt):
         """
         with self._mutex:
             super().disarm()
-
-    def raised(self, error: LockLost) -> bool:
-        is_asynchronous = self._was_set and not error.args and threading.get_ident() == self._thread
-        return is_asynchronous or super().raised(error)
 
 
 class _MainThreadInterrupt(_ThreadInterrupt):
@@ -168,38 +140,6 @@ class _SignalHandler:
         for interrupt in reversed(list(_armed)):
             if isinstance(interrupt, _MainThreadInterrupt) and interrupt.fired:
                 interrupt.fired = False
-                raise interrupt._new_error()
+                raise LockLost(interrupt._key)
         if callable(self._earlier):
             self._earlier(number, frame)
-
-
-def _install_hook() -> None:
-    """Put a hook before `sys.unraisablehook`, which CPython calls with what a finalizer raised.
-
-    A hook in Python would be hit itself by an exception that it sets. Set later, the exception would hit the next finalizer of a
-    body that spends its time in them. So the hook is the C function that sets it: ctypes calls `from_param` to convert its
-    argument, and after it no bytecode runs before the finalizer has ended.
-    """
-    if hasattr(sys.unraisablehook, "raises_again"):
-        return
-    function_type: Any = ctypes.PYFUNCTYPE
-    prototype = function_type(ctypes.c_int, _Unraisable(sys.unraisablehook), ctypes.py_object)
-    hook = prototype(("PyThreadState_SetAsyncExc", ctypes.pythonapi), ((1, "thread"), (1, "exception", LockLost)))
-    hook.raises_again = True
-    sys.unraisablehook = hook
-
-
-class _Unraisable:
-    """The type of the hook's argument."""
-
-    def __init__(self, earlier: Callable[[Any], object]) -> None:
-        self._earlier = earlier
-
-    def from_param(self, unraisable: Any) -> ctypes.c_ulong:
-        """Return the thread to raise in, 0 for none; the earlier hook gets what no interrupt raised."""
-        error = unraisable.exc_value
-        for interrupt in reversed(list(_armed)):
-            if isinstance(error, LockLost) and interrupt.raised(error):
-                return ctypes.c_ulong(interrupt.fire_again())
-        self._earlier(unraisable)
-        return ctypes.c_ulong(0)
