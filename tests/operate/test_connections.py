@@ -19,6 +19,7 @@ from celery_singleton_lock import SingletonTask, locks
 from celery_singleton_lock.cli import singleton, watch
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.contrib.prometheus import LockCollector
+from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.requests import LeaseRequest
@@ -164,7 +165,7 @@ def test_store_that_goes_away(shop: Shop, monkeypatch: pytest.MonkeyPatch, as_js
     for _ in range(10):
         shop.reserve()
     run = RedisServerStops(shop, after=4)
-    monkeypatch.setattr(locks, "revoke", run.revoke)
+    monkeypatch.setattr(releasing, "revoke", run.revoke)
     done = shop.command("release", "--task", "shop.sync", *(["--json"] if as_json else []))
     assert 3 == done.exit_code
     assert "released 4 locks, and could not go on\n" in done.stderr
@@ -177,7 +178,7 @@ class RedisServerStops:
     """Revokes locks, and has the store shut down after some."""
 
     def __init__(self, shop: Shop, after: int) -> None:
-        self._shop, self._left, self._revoke = shop, after, locks.revoke
+        self._shop, self._left, self._revoke = shop, after, releasing.revoke
 
     def revoke(self, *args: Any) -> Any:
         if not self._left:
