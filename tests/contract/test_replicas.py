@@ -19,7 +19,7 @@ from tests.contract.test_round_trips import Sends
 from tests.servers import RedisServer, until
 
 MakeRequest = Callable[..., LeaseRequest]
-TIMEOUT = 0.5
+TIMEOUT = 2.0  # longer than a moment of slowness
 
 
 class Pair:
@@ -98,7 +98,7 @@ def test_no_replica(pair: Pair, lease_request: MakeRequest, verb: str) -> None:
     begun = time.monotonic()
     with pytest.raises(StoreUnavailable, match="0 replicas have its answer, but singleton_lock_replicas is 1"):
         calls[verb]()
-    assert time.monotonic() - begun < TIMEOUT + 0.3
+    assert time.monotonic() - begun < 2 * TIMEOUT
     pair.mend()
     until(lambda: pair.store.renew([held]) == [RenewResult.RENEWED], "it counts again")
 
@@ -129,9 +129,12 @@ def test_connections_are_made_anew(pair: Pair, lease_request: MakeRequest) -> No
     clone.acquire(lease_request("second"))
     pair.store.acquire(lease_request("third"))
     mine = {str(pair.admin.client_id())}
-    left = {one["id"] for one in pair.admin.client_list(_type="normal")}
-    assert mine == left & before
-    assert 3 == len(left)
+
+    def left() -> set[str]:
+        return {one["id"] for one in pair.admin.client_list(_type="normal")}
+
+    until(lambda: mine == left() & before, "the server has closed the others")
+    assert 3 == len(left())
     clone.close()
 
 
