@@ -21,6 +21,8 @@ import redis
 from celery.result import AsyncResult
 from kombu import pools
 
+from celery_singleton_lock import locks
+from tests.faults.counters import unbalanced
 from tests.faults.harness import Worker
 from tests.faults.ledger import Event, Ledger, now
 from tests.faults.tasks import make_app
@@ -317,7 +319,7 @@ class Load:
     def drain(self, timeout: float = 120.0) -> None:
         """Send nothing more, and wait until each message has ended in success, and no lock is left.
 
-        A lock that only a replica had, and nobody holds, is gone after a TTL.
+        A lock that only a replica had, and nobody holds, is gone after a TTL. What the counters say began has then ended.
         """
         self._end.set()
         self._thread.join()
@@ -328,6 +330,7 @@ class Load:
             until(lambda: not self._locks(), "no lock is left", self.ttl + 5)
         except AssertionError:
             raise AssertionError(f"locks are left: {self._left()}") from None
+        assert [] == unbalanced(locks.stats(self.app))
 
     def _left(self) -> list[Any]:
         port = self.store.primary.port
