@@ -90,13 +90,13 @@ def _records(stage: Stage, app: Any) -> tuple[Table, list[Target]]:
 
 def _counting() -> tuple[str, str]:
     """Return the digest of the script that acquires, and that script with two counters more."""
-    text, digest = script("acquire")
+    text, digest, _ = script("acquire", frozenset())
     return digest, text.replace("\n", f"\n{COUNTING}", 1)
 
 
 def _no_line() -> tuple[str, str]:
     """Return the digest of the script that releases, and that script without what it does for the line."""
-    text, digest = script("release", ("next",))
+    text, digest, _ = script("release", frozenset())
     less = re.sub(
         r"if holder\[3\] then.*(?=redis.call\('DEL', lock)", "", text.replace("'line', ", ""), flags=re.DOTALL
     )
