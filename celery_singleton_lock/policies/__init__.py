@@ -1,4 +1,4 @@
-"""Policies decide what happens to a duplicate: one module each, registered in `NAMED` (see CONTRIBUTING.md, "Add a policy")."""
+"""Policies decide what happens to a duplicate: one module each, registered in `NAMED` (see docs/project/extending.md)."""
 
 from collections.abc import Mapping
 from typing import Literal

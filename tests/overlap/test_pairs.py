@@ -41,7 +41,7 @@ OUTCOMES = {
 AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
 #: Keys of a task that stay.
 KEPT = {"fence", "history", "registry", "stats"}
-#: Keys of a task that expire when nothing has run for a while (CONTRIBUTING.md, "Keys in the store").
+#: Keys of a task that expire when nothing has run for a while (docs/project/keys.md).
 EXPIRING = {"recent", "replaced", "slots", "starts", "used", "waiting"}
 #: Seconds for which a case waits for what may take long.
 LATE = 100.0
