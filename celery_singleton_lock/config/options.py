@@ -1,6 +1,6 @@
 """The tables of task options and app settings: type, default, check and documentation of each.
 
-The tables of README.md and the docstring of `SingletonMixin` repeat the documentation; a test compares them.
+The tables of the site and the docstring of `SingletonMixin` repeat the documentation; a test compares them.
 """
 
 from __future__ import annotations

@@ -18,15 +18,29 @@ from tests.unit.site import DOCS, Run, blocks, name_of
 GUIDES = sorted(
     page for folder in ("tutorial", "how-to", "operate", "explanation") for page in (DOCS / folder).glob("*.md")
 )
+#: Pages for those who change the project, without two with long tables of results.
+PROJECT = [page for page in sorted((DOCS / "project").glob("*.md")) if page.stem not in ("benchmarks", "fault-tests")]
 ONCE, SINGLETON = "docs/how-to/migrate-celery-once.md", "docs/how-to/migrate-celery-singleton.md"
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+@pytest.mark.parametrize("page", [*GUIDES, *PROJECT], ids=name_of)
 def test_short(page: Path) -> None:
     """A page has at most 900 words, without code, comments and the targets of links."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     words = [word for word in re.sub(r"\]\([^)]*\)", "]", text).split() if any(map(str.isalnum, word))]
     assert 900 >= len(words)
+
+
+def test_contributing_is_a_map() -> None:
+    """It has at most 1,500 words, and names each package and module."""
+    text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert 1500 >= len(text.split())
+    package = DOCS.parent / "celery_singleton_lock"
+    parts = [f"{one.parent.name}/" for one in package.glob("*/__init__.py")]
+    parts += [one.stem for one in package.glob("*.py") if one.stem != "__init__"]
+    listed = text.partition("## Packages")[2].partition("```text")[2].partition("```")[0]
+    named = re.findall(r"[a-z_]+/?", "\n".join(re.split(r"  +", line)[0] for line in listed.splitlines()))
+    assert sorted(parts) == sorted(named)
 
 
 def test_all_faults_have_a_guarantee() -> None:
