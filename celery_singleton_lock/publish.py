@@ -109,7 +109,7 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
             raise
         context.outages.count("without")
         return None
-    if result.status is AcquireStatus.HELD:
+    if result.status is AcquireStatus.REFUSED:
         return result.holder
     context.register(task.name, config.options.lock_group or task.name)
     return None

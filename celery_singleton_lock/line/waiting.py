@@ -56,10 +56,10 @@ def handle_copy(
         result = _acquire(task, store, wanted)
         if result.status is AcquireStatus.DROPPED or _runs(request, result):
             return None
-        counts = result.status in (AcquireStatus.HELD, AcquireStatus.GRANTED)
+        counts = result.status in (AcquireStatus.REFUSED, AcquireStatus.GRANTED)
         if counts and seconds_left(state.expires) <= 0:
             return _revoke_expired(task, request, wanted, store, state)
-        if result.status is AcquireStatus.HELD:
+        if result.status is AcquireStatus.REFUSED:
             delay = _go_on_waiting(task, request, config, store, wanted, result)
             if delay is not None:
                 return delay

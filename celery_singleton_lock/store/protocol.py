@@ -20,7 +20,7 @@ class AcquireStatus(Enum):
     """How a request for a lease ended."""
 
     GRANTED = "granted"
-    HELD = "held"
+    REFUSED = "held"
     #: Another delivery of the same message has succeeded.
     COMPLETED = "completed"
     #: The lock was revoked from this very delivery.

@@ -108,7 +108,7 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
     if state.found_free if holder is None else holder.task_id == request.id:
         return None
     known = holder or Holder(state.follows)
-    _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.HELD, known))
+    _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.REFUSED, known))
     if isinstance(decision, Fail):
         failure = DuplicateTask(wanted.lock, known)
         about(task, request.id, wanted.lock, known).warning("failed as a duplicate: %s", failure)

@@ -155,7 +155,7 @@ def handle_store_error(task: Any, request: Any, options: Options, wanted: LeaseR
         policy = _after_grace(error) if isinstance(error, GracePeriod) else retry_policy_of(options)
         if wanted.place and wanted.place.ticket:  # the time in line does not count
             policy = replace(policy, max_wait=math.inf)
-        _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.HELD))
+        _, decision = decide(task, request, policy, AcquireResult(AcquireStatus.REFUSED))
         if isinstance(decision, RunLater):
             outages.count("postponed")
             run_later(task, request, decision.delay, error, wanted)

@@ -101,7 +101,7 @@ def test_lost_data(server: RedisServer, store: RedisStore, lease_request: MakeRe
     assert 0 < in_grace(store, free) <= TTL
     assert [RenewResult.MISSING] == store.renew([held])
     assert (RenewResult.RENEWED, True) == store.reacquire(held, fence)
-    assert AcquireStatus.HELD is store.acquire(duplicate).status
+    assert AcquireStatus.REFUSED is store.acquire(duplicate).status
     get(store, free)
     store.release(held, True)
     get(store, duplicate)
@@ -133,7 +133,7 @@ def test_promoted_replica(
     with Redis(port=replica.port) as client:
         client.execute_command("REPLICAOF", "NO", "ONE")
     assert [RenewResult.RENEWED] == moved.renew([held])
-    assert AcquireStatus.HELD is moved.acquire(lease_request()).status
+    assert AcquireStatus.REFUSED is moved.acquire(lease_request()).status
     assert 0 < in_grace(moved, lease_request("other", ttl=TTL)) <= TTL
     moved.close()
     assert AcquireStatus.GRANTED is store.acquire(lease_request("other")).status  # of the old one: see `replicas`

@@ -35,7 +35,7 @@ def take(store: LockStore, one: LeaseRequest) -> LeaseRequest:
 def refused(store: LockStore, one: LeaseRequest) -> str:
     """Check that a request is not granted; return the task id of the holder in the answer."""
     result = store.acquire(one)
-    assert (AcquireStatus.HELD, True) == (result.status, result.holder is not None)
+    assert (AcquireStatus.REFUSED, True) == (result.status, result.holder is not None)
     return result.holder.task_id if result.holder else ""
 
 
@@ -74,7 +74,7 @@ def test_first_slot_is_the_lock_of_a_task_without_a_limit(store: LockStore, leas
     assert plain.task_id == refused(store, lease_request(limit=2))
     store.release(plain, success=True)
     assert plain.lock == take(store, lease_request(limit=2)).lock
-    assert store.acquire(lease_request()).status is AcquireStatus.HELD
+    assert store.acquire(lease_request()).status is AcquireStatus.REFUSED
 
 
 def test_the_oldest_holder_is_named(store: LockStore, lease_request: MakeRequest, fill: Fill) -> None:

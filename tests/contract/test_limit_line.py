@@ -15,9 +15,9 @@ from tests.contract.conftest import Backing
 from tests.contract.test_stores import left
 
 MakeRequest = Callable[..., LeaseRequest]
-GRANTED, HELD, DROPPED, SUPERSEDED = (
+GRANTED, REFUSED, DROPPED, SUPERSEDED = (
     AcquireStatus.GRANTED,
-    AcquireStatus.HELD,
+    AcquireStatus.REFUSED,
     AcquireStatus.DROPPED,
     AcquireStatus.SUPERSEDED,
 )
@@ -77,13 +77,13 @@ def test_as_many_as_slots_are_free(deliveries: Deliveries) -> None:
     for holder, name in zip(holders[:2], "ab", strict=True):
         assert f"message {name}" == store.release(holder, success=True).message
         assert "" == store.release(holder, success=True).message
-    assert HELD is deliveries.acquire("newcomer").status
-    assert HELD is deliveries.copy("c").status
+    assert REFUSED is deliveries.acquire("newcomer").status
+    assert REFUSED is deliveries.copy("c").status
     second = deliveries.start("b", "ticket b", 0.5)
     first = deliveries.start("a", "ticket a", 0.5)
     assert {holders[0].lock, holders[1].lock} == {first.lock, second.lock}
     result = deliveries.acquire("newcomer")
-    assert (HELD, "holder 2", 2, "c") == (
+    assert (REFUSED, "holder 2", 2, "c") == (
         result.status,
         result.holder and result.holder.task_id,
         result.waiting,
@@ -98,14 +98,14 @@ def test_newcomers_come_behind_all_that_wait(deliveries: Deliveries) -> None:
     deliveries.join("a")
     store.release(holders[0], success=True)
     result = deliveries.acquire("newcomer")
-    assert (HELD, "a", "queued") == (
+    assert (REFUSED, "a", "queued") == (
         result.status,
         result.holder and result.holder.task_id,
         result.holder and result.holder.state,
     )
     store.release(holders[1], success=True)
     assert GRANTED is deliveries.acquire("newcomer").status
-    assert HELD is deliveries.acquire("next").status
+    assert REFUSED is deliveries.acquire("next").status
     assert GRANTED is deliveries.acquire("a", "ticket a", 0.5).status
 
 
@@ -122,11 +122,11 @@ def test_copy_in_its_turn(deliveries: Deliveries) -> None:
     store, holders = deliveries.store, deliveries.fill()
     for name in "ab":
         deliveries.join(name)
-    assert HELD is deliveries.copy("a").status
+    assert REFUSED is deliveries.copy("a").status
     store.release(holders[0], success=True)
     assert GRANTED is deliveries.copy("a").status
-    assert HELD is deliveries.acquire("newcomer").status
-    assert HELD is deliveries.copy("b").status
+    assert REFUSED is deliveries.acquire("newcomer").status
+    assert REFUSED is deliveries.copy("b").status
     assert "message b" == store.release(holders[1], success=True).message
     deliveries.start("a", "ticket a", 2.0)
     assert DROPPED is deliveries.acquire("a", "ticket a", 0.5).status
@@ -139,7 +139,7 @@ def test_end_that_names_nobody(deliveries: Deliveries) -> None:
         deliveries.join(name)
     for holder in holders[:2]:
         store.release(holder, success=True)
-    assert [GRANTED, GRANTED, HELD] == [deliveries.copy(name).status for name in "bac"]
+    assert [GRANTED, GRANTED, REFUSED] == [deliveries.copy(name).status for name in "bac"]
 
 
 def test_late_places_among_the_first(backing: Backing, deliveries: Deliveries) -> None:
@@ -150,9 +150,9 @@ def test_late_places_among_the_first(backing: Backing, deliveries: Deliveries) -
     backing.wait(11)
     for holder in holders[:2]:
         deliveries.store.release(holder, success=True)
-    assert HELD is deliveries.copy("e").status
+    assert REFUSED is deliveries.copy("e").status
     assert GRANTED is deliveries.acquire("d", "ticket d", 1.5).status
-    assert HELD is deliveries.copy("b").status
+    assert REFUSED is deliveries.copy("b").status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5).status
 
 
@@ -175,7 +175,7 @@ def test_named_message_that_does_not_start(backing: Backing, deliveries: Deliver
     backing.wait(21)
     assert GRANTED is deliveries.copy("b").status
     deliveries.start("a", "ticket a", 0.5)
-    assert HELD is deliveries.acquire("b", "ticket b", 2.0).status
+    assert REFUSED is deliveries.acquire("b", "ticket b", 2.0).status
 
 
 def test_delivery_that_does_not_ask_the_line(deliveries: Deliveries) -> None:
@@ -185,7 +185,7 @@ def test_delivery_that_does_not_ask_the_line(deliveries: Deliveries) -> None:
     assert "message a" == store.release(holders[0], success=True).message
     outsider = deliveries.granted(deliveries.request("outsider"))
     assert DROPPED is deliveries.acquire("a", "ticket a", 0.5).status
-    assert HELD is deliveries.copy("a").status
+    assert REFUSED is deliveries.copy("a").status
     assert deliveries.join("a", copy=1.5).is_waiting
     assert "message a" == store.release(outsider, success=True).message
 
@@ -195,7 +195,7 @@ def test_lower_limit_of_a_message(deliveries: Deliveries) -> None:
     store, holders = deliveries.store, deliveries.fill()
     deliveries.join("a")
     assert ["message a", ""] == [store.release(holder, success=True).message for holder in holders[:2]]
-    assert HELD is deliveries.acquire("a", "ticket a", 1.5, limit=1).status
+    assert REFUSED is deliveries.acquire("a", "ticket a", 1.5, limit=1).status
     store.release(holders[2], success=True)
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, limit=1).status
 
@@ -206,7 +206,7 @@ def test_message_without_text(deliveries: Deliveries) -> None:
     deliveries.join("a", message="")
     deliveries.join("b")
     assert "" == store.release(holders[0], success=True).message
-    assert HELD is deliveries.copy("b").status
+    assert REFUSED is deliveries.copy("b").status
     assert "message b" == store.release(holders[1], success=True).message
     assert GRANTED is deliveries.copy("a").status
 
@@ -215,12 +215,12 @@ def test_quiet_time(backing: Backing, deliveries: Deliveries) -> None:
     """During a quiet time free slots are nobody's, and no end names a message; after it the copy starts its message."""
     holder = deliveries.start("holder")
     quiet = Place(quiet=10.0, max_quiet=60.0)
-    assert HELD is deliveries.store.acquire(deliveries.request("a", quiet)).status
+    assert REFUSED is deliveries.store.acquire(deliveries.request("a", quiet)).status
     assert deliveries.join("a", quiet=10.0, max_quiet=60.0).is_waiting
     assert "" == deliveries.store.release(holder, success=True).message
     asked = quiet._replace(ticket="ticket a", copy=1.5)
     request = deliveries.request("a", asked, token=LINE_TOKEN, queued=True)
-    assert HELD is deliveries.store.acquire(request).status
+    assert REFUSED is deliveries.store.acquire(request).status
     backing.wait(11)
     assert GRANTED is deliveries.store.acquire(request).status
 
@@ -245,7 +245,7 @@ def test_release_for_a_dead_child(deliveries: Deliveries, lease_request: MakeReq
     deliveries.join("a")
     known = lease_request(digest="", token=first.token, task_id=first.task_id, limit=1)
     assert "message a" == deliveries.store.release(known, success=False).message
-    assert HELD is deliveries.acquire("newcomer").status
+    assert REFUSED is deliveries.acquire("newcomer").status
     deliveries.start("a", "ticket a", 1.5)
 
 
@@ -303,7 +303,7 @@ def test_reserved_slots(backing: Backing, deliveries: Deliveries, reserve: MakeR
     for name in "abc":
         reserve(name)
     refused = deliveries.acquire("d")
-    assert (HELD, "a", "queued") == (
+    assert (REFUSED, "a", "queued") == (
         refused.status,
         refused.holder and refused.holder.task_id,
         refused.holder and refused.holder.state,
@@ -326,9 +326,9 @@ def test_reservation_that_is_freed(deliveries: Deliveries, reserve: MakeRequest)
         deliveries.store.release(wanted, success=False)
     started = deliveries.start("d")
     assert f"{wanted.slot_lock(0)}:1" == started.lock
-    assert HELD is deliveries.acquire("e").status
+    assert REFUSED is deliveries.acquire("e").status
     deliveries.store.release(deliveries.request("d", token=queued_token("d"), queued=True), success=False)
-    assert HELD is deliveries.acquire("e").status
+    assert REFUSED is deliveries.acquire("e").status
 
 
 def test_reservation_ends_with_its_own_ttl(backing: Backing, deliveries: Deliveries, reserve: MakeRequest) -> None:
@@ -338,7 +338,7 @@ def test_reservation_ends_with_its_own_ttl(backing: Backing, deliveries: Deliver
     deliveries.start("c")
     backing.wait(50)
     assert GRANTED is deliveries.acquire("d", ttl=200.0).status
-    assert HELD is deliveries.acquire("e").status
+    assert REFUSED is deliveries.acquire("e").status
     backing.wait(51)
     assert GRANTED is deliveries.acquire("e").status
 
@@ -367,7 +367,7 @@ def test_reservation_asks_the_line(deliveries: Deliveries, reserve: MakeRequest)
     deliveries.join("a")
     deliveries.store.release(holders[0], success=True)
     wanted = deliveries.request("late", Place(), token=queued_token("late"), queued=True)
-    assert HELD is deliveries.store.acquire(wanted).status
+    assert REFUSED is deliveries.store.acquire(wanted).status
     deliveries.start("early")
     deliveries.start("a", "ticket a", 0.5)
 
@@ -406,12 +406,12 @@ class Play:
 
     def _next_new(self) -> None:
         name = self.new.pop(0)
-        if self._deliver(name, "", 0.0) is HELD:
+        if self._deliver(name, "", 0.0) is REFUSED:
             self._join(name, 0.0)
 
     def _next_named(self) -> None:
         name, copy = self.named.pop(self.chance.randrange(len(self.named)))
-        if self._deliver(name, f"ticket {name}", copy) is HELD:
+        if self._deliver(name, f"ticket {name}", copy) is REFUSED:
             self._join(name, copy)
 
     def _next_copies(self) -> None:
@@ -420,7 +420,7 @@ class Play:
         status = self.deliveries.copy(name, copy).status
         if status is GRANTED:
             self.named.append((name, copy + 0.5))
-        elif status is HELD:
+        elif status is REFUSED:
             self._join(name, copy)
 
     def _next_running(self) -> None:
@@ -443,7 +443,7 @@ class Play:
 
     def _join(self, name: str, copy: float) -> None:
         result = self.deliveries.join(name, copy, due=3000.0, message=f"message {name} {copy + 0.5}")
-        assert (HELD, True) == (result.status, result.is_waiting)
+        assert (REFUSED, True) == (result.status, result.is_waiting)
         self.copies[name] = copy + 1.5
         if name not in self.joined:
             self.joined.append(name)

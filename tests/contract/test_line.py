@@ -14,9 +14,9 @@ from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]
-GRANTED, HELD, DROPPED, SUPERSEDED = (
+GRANTED, REFUSED, DROPPED, SUPERSEDED = (
     AcquireStatus.GRANTED,
-    AcquireStatus.HELD,
+    AcquireStatus.REFUSED,
     AcquireStatus.DROPPED,
     AcquireStatus.SUPERSEDED,
 )
@@ -78,7 +78,7 @@ def test_line_in_order(deliveries: Deliveries) -> None:
     holder, ran = deliveries.held(), []
     for name in "abc":
         result = deliveries.join(name)
-        assert (HELD, True) == (result.status, result.is_waiting)
+        assert (REFUSED, True) == (result.status, result.is_waiting)
         assert "a" == result.head
     for name in "abc":
         ran.append(deliveries.store.release(holder, success=True).message)
@@ -109,7 +109,7 @@ def test_copy_of_a_named_message(backing: Backing, deliveries: Deliveries) -> No
     holder = deliveries.held()
     deliveries.join("a")
     assert "message a" == deliveries.store.release(holder, success=True).message
-    assert HELD is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
+    assert REFUSED is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
     backing.wait(21)
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5, token=LINE_TOKEN, queued=True)[1].status
 
@@ -124,7 +124,7 @@ def test_newcomers_do_not_overtake(deliveries: Deliveries) -> None:
         _, newcomer = deliveries.acquire("n")
         second = deliveries.copy("b", 1.5)
         outsider = deliveries.store.acquire(deliveries.request("o", None))
-        assert [HELD, HELD, HELD] == [newcomer.status, second.status, outsider.status]
+        assert [REFUSED, REFUSED, REFUSED] == [newcomer.status, second.status, outsider.status]
         assert (2, "a", False, True) == (newcomer.waiting, newcomer.head, newcomer.is_waiting, second.is_waiting)
         assert (2, 1) == (newcomer.ahead, second.ahead)
     _, head = deliveries.acquire("a", "ticket a", 0.5)
@@ -138,7 +138,7 @@ def test_line_without_holder(backing: Backing, deliveries: Deliveries) -> None:
     deliveries.join("a")
     backing.wait(16)
     _, newcomer = deliveries.acquire("n")
-    assert (HELD, "a") == (newcomer.status, newcomer.holder.task_id if newcomer.holder else "")
+    assert (REFUSED, "a") == (newcomer.status, newcomer.holder.task_id if newcomer.holder else "")
     _, head = deliveries.acquire("a", "ticket a", 1.5)
     assert head.status is GRANTED
 
@@ -178,7 +178,7 @@ def test_earlier_copy_of_a_waiting_message(deliveries: Deliveries) -> None:
     deliveries.join("b")
     assert DROPPED is deliveries.acquire("a", "ticket a", 0.5)[1].status
     _, again = deliveries.acquire("a", "ticket a", 1.5)
-    assert (HELD, True, "a") == (again.status, again.is_waiting, again.head)
+    assert (REFUSED, True, "a") == (again.status, again.is_waiting, again.head)
     result = deliveries.join("a", copy=1.5)
     assert (True, "a", 2) == (result.is_waiting, result.head, result.waiting)
 
@@ -192,7 +192,7 @@ def test_late_head_loses_its_place(backing: Backing, deliveries: Deliveries) -> 
     backing.wait(31)
     backing.store.release(holder, success=True)
     assert GRANTED is deliveries.acquire("b", "ticket b", 1.5)[1].status
-    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    assert REFUSED is deliveries.acquire("a", "ticket a", 1.5)[1].status
     assert deliveries.join("a", copy=1.5).is_waiting
 
 
@@ -202,11 +202,11 @@ def test_head_that_does_not_start_in_its_turn(backing: Backing, deliveries: Deli
     deliveries.join("a")
     deliveries.join("b")
     assert "message a" == deliveries.store.release(holder, success=True).message
-    assert HELD is deliveries.copy("b", 1.5).status
+    assert REFUSED is deliveries.copy("b", 1.5).status
     backing.wait(21)
     assert GRANTED is deliveries.copy("b", 1.5).status
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.0)[1].status
-    assert HELD is deliveries.acquire("a", "ticket a", 0.5)[1].status
+    assert REFUSED is deliveries.acquire("a", "ticket a", 0.5)[1].status
 
 
 def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: Deliveries) -> None:
@@ -217,10 +217,10 @@ def test_message_that_spent_its_turn_in_the_queue(backing: Backing, deliveries: 
     assert "message a" == deliveries.store.release(holder, success=True).message
     backing.wait(21)
     copies = [deliveries.copy(name, 1.5) for name in "cb"]
-    assert [(HELD, "message b"), (HELD, "")] == [(copy.status, copy.message) for copy in copies]
+    assert [(REFUSED, "message b"), (REFUSED, "")] == [(copy.status, copy.message) for copy in copies]
     first, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
-    assert HELD is deliveries.acquire("b", "ticket b", 2.0)[1].status
+    assert REFUSED is deliveries.acquire("b", "ticket b", 2.0)[1].status
     assert deliveries.join("b", copy=2.0).is_waiting
     assert "message b" == deliveries.store.release(first, success=True).message
 
@@ -232,9 +232,9 @@ def test_late_copies_keep_the_order(backing: Backing, deliveries: Deliveries) ->
         deliveries.join(name)
     backing.wait(41)
     for _ in range(2):
-        assert [GRANTED, HELD, HELD] == [deliveries.copy(name, 1.5).status for name in "abc"]
+        assert [GRANTED, REFUSED, REFUSED] == [deliveries.copy(name, 1.5).status for name in "abc"]
     backing.wait(19)
-    assert [HELD, HELD] == [deliveries.copy(name, 1.5).status for name in "bc"]
+    assert [REFUSED, REFUSED] == [deliveries.copy(name, 1.5).status for name in "bc"]
     assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status
 
 
@@ -253,7 +253,7 @@ def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None
     again, result = deliveries.acquire("c", "ticket c", 0.5)
     assert result.status is GRANTED  # it was published, as after a late copy
     assert "" == deliveries.store.release(again, success=True).message
-    assert HELD is deliveries.acquire("n")[1].status
+    assert REFUSED is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
@@ -270,7 +270,7 @@ def test_full_line(deliveries: Deliveries) -> None:
     deliveries.held()
     assert deliveries.join("a", room=1).is_waiting
     result = deliveries.join("b", room=1)
-    assert (HELD, False, 1, "a") == (result.status, result.is_waiting, result.waiting, result.head)
+    assert (REFUSED, False, 1, "a") == (result.status, result.is_waiting, result.waiting, result.head)
     assert deliveries.join("a", copy=1.5, room=1).is_waiting
 
 
@@ -351,7 +351,7 @@ def test_leaving_while_the_lock_is_held(deliveries: Deliveries) -> None:
     deliveries.join("a")
     deliveries.join("b")
     assert "" == deliveries.store.leave(holder, "ticket a")
-    assert HELD is deliveries.acquire("b", "ticket b", 1.5)[1].status
+    assert REFUSED is deliveries.acquire("b", "ticket b", 1.5)[1].status
 
 
 def test_copy_that_leaves_in_its_turn(deliveries: Deliveries) -> None:
@@ -362,7 +362,7 @@ def test_copy_that_leaves_in_its_turn(deliveries: Deliveries) -> None:
     assert "" == deliveries.store.release(holder, success=True).message
     assert GRANTED is deliveries.copy("a", 1.5).status
     assert "message b" == deliveries.store.leave(holder, "ticket a")
-    assert HELD is deliveries.acquire("n")[1].status
+    assert REFUSED is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("b", "ticket b", 0.5)[1].status
 
 
@@ -380,7 +380,7 @@ def test_message_without_text(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a", text="")
     assert "" == deliveries.store.release(holder, success=True).message
-    assert HELD is deliveries.acquire("n")[1].status
+    assert REFUSED is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
 
 
@@ -392,7 +392,7 @@ def test_release_by_token(deliveries: Deliveries, supervised: bool, lease_reques
     deliveries.join("a")
     known = lease_request(digest="" if supervised else "d", token=holder.token, task_id="holder")
     assert "message a" == deliveries.store.release(known, success=False).message
-    assert HELD is deliveries.acquire("n")[1].status
+    assert REFUSED is deliveries.acquire("n")[1].status
     assert GRANTED is deliveries.acquire("a", "ticket a", 1.5)[1].status
 
 
@@ -413,7 +413,7 @@ def test_own_retry_comes_before_the_line(deliveries: Deliveries) -> None:
     deliveries.join("a")
     kept = Kept("queued", 100.0, queued_token("holder"))
     assert deliveries.store.release(holder, False, None, kept) == Released()
-    assert HELD is deliveries.acquire("a", "ticket a", 1.5)[1].status
+    assert REFUSED is deliveries.acquire("a", "ticket a", 1.5)[1].status
     again = deliveries.request("holder", None)
     assert deliveries.store.acquire(again).status is GRANTED
     assert "message a" == deliveries.store.release(again, success=True).message
@@ -424,7 +424,7 @@ def test_redelivery_and_line(deliveries: Deliveries) -> None:
     holder = deliveries.held()
     deliveries.join("a")
     second = deliveries.request("holder", None, redelivered=True)
-    assert deliveries.store.acquire(second).status is HELD
+    assert deliveries.store.acquire(second).status is REFUSED
     assert deliveries.store.release(holder, success=True) == Released(redelivery_waits=True, message="message a")
 
 
@@ -434,7 +434,7 @@ def test_copy_between_naming_and_start(deliveries: Deliveries, starts: str) -> N
     holder = deliveries.held()
     deliveries.join("a")
     deliveries.store.release(holder, success=True)
-    assert HELD is deliveries.copy("a", 1.5).status
+    assert REFUSED is deliveries.copy("a", 1.5).status
     started = deliveries.request(starts, Place(f"ticket {starts}", 0.5, room=1, replace=True))
     assert deliveries.store.acquire(started).status is GRANTED
     assert deliveries.store.release(started, success=True) == Released()
@@ -534,8 +534,8 @@ def test_free_lock_and_messages_that_wait(backing: Backing, deliveries: Deliveri
         "joining": lambda: deliveries.join("n"),
     }[who]
     first, second = ask(), ask()
-    assert [(HELD, "message a"), (HELD, "")] == [(one.status, one.message) for one in (first, second)]
-    assert (HELD, "") == ((again := deliveries.copy("a", 1.5)).status, again.message)
+    assert [(REFUSED, "message a"), (REFUSED, "")] == [(one.status, one.message) for one in (first, second)]
+    assert (REFUSED, "") == ((again := deliveries.copy("a", 1.5)).status, again.message)
     started, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
     assert "message b" == deliveries.store.release(started, success=True).message
@@ -547,7 +547,7 @@ def test_publisher_that_finds_the_lock_free(backing: Backing, deliveries: Delive
     deliveries.join("a")
     backing.wait(21)
     _, result = deliveries.acquire("n", token=queued_token("n"), queued=True)
-    assert (HELD, "") == (result.status, result.message)
+    assert (REFUSED, "") == (result.status, result.message)
     assert "message a" == deliveries.acquire("n")[1].message
 
 
@@ -563,7 +563,7 @@ def test_turn_that_is_given_back(deliveries: Deliveries) -> None:
         assert deliveries.store.holder(holder.lock) is None
     assert GRANTED is deliveries.copy("a", 1.5).status
     deliveries.store.give_back(holder, "ticket a", "by its copy")
-    assert (HELD, "by its copy") == ((other := deliveries.copy("b", 1.5)).status, other.message)
+    assert (REFUSED, "by its copy") == ((other := deliveries.copy("b", 1.5)).status, other.message)
     started, result = deliveries.acquire("a", "ticket a", 2.0)
     assert result.status is GRANTED
     deliveries.store.give_back(holder, "ticket a", "later")
@@ -593,5 +593,5 @@ def test_newest_that_lost_its_place(backing: Backing, deliveries: Deliveries) ->
     assert (GRANTED, 0) == (result.status, deliveries.acquire("n")[1].waiting)
     deliveries.store.release(other, success=True)
     assert GRANTED is deliveries.copy("a", 1.5).status
-    assert HELD is deliveries.join("c", room=1, replace=True).status
+    assert REFUSED is deliveries.join("c", room=1, replace=True).status
     assert GRANTED is deliveries.acquire("a", "ticket a", 2.0)[1].status

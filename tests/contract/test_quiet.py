@@ -11,7 +11,7 @@ from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, R
 from celery_singleton_lock.store.requests import LeaseRequest, Place
 from tests.contract.conftest import Backing
 
-GRANTED, HELD, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.HELD, AcquireStatus.SUPERSEDED
+GRANTED, REFUSED, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.REFUSED, AcquireStatus.SUPERSEDED
 
 
 class Calls:
@@ -31,7 +31,7 @@ class Calls:
 
     def join(self, name: str, **place: object) -> AcquireResult:
         """Deliver a message, and let it wait."""
-        assert self.newcomer(name).status is HELD
+        assert self.newcomer(name).status is REFUSED
         more = {"room": 1, "next_copy": 1.5, "due": 60.0, "message": f"message {name}", "gives_way": True, **place}
         return self.store.acquire(self.request(name, f"ticket {name}", **more))
 
@@ -55,11 +55,11 @@ def calls(backing: Backing, lease_request: Callable[..., LeaseRequest]) -> Calls
 def test_first_call_waits(backing: Backing, calls: Calls) -> None:
     """A free lock is granted to the first call after the quiet time, and not before."""
     joined = calls.join("a")
-    assert (HELD, 1, True) == (joined.status, joined.waiting, joined.is_waiting)
+    assert (REFUSED, 1, True) == (joined.status, joined.waiting, joined.is_waiting)
     assert joined.quiet == pytest.approx(10, abs=0.5)
     backing.wait(9)
     early = calls.copy("a")
-    assert HELD is early.status
+    assert REFUSED is early.status
     assert early.quiet == pytest.approx(1, abs=0.5)
     backing.wait(1.5)
     assert GRANTED is calls.copy("a").status
@@ -71,10 +71,10 @@ def test_newcomers_prolong_it(backing: Backing, calls: Calls) -> None:
     calls.join("a")
     backing.wait(6)
     newcomer = calls.newcomer("b")
-    assert (HELD, 1, "a", False) == (newcomer.status, newcomer.waiting, newcomer.head, newcomer.is_waiting)
+    assert (REFUSED, 1, "a", False) == (newcomer.status, newcomer.waiting, newcomer.head, newcomer.is_waiting)
     backing.wait(6)
     early = calls.copy("a")
-    assert HELD is early.status
+    assert REFUSED is early.status
     assert early.quiet == pytest.approx(4, abs=0.5)
     backing.wait(4.5)
     assert GRANTED is calls.copy("a").status
@@ -85,8 +85,8 @@ def test_not_for_ever(backing: Backing, calls: Calls) -> None:
     calls.join("a")
     for number in range(3):
         backing.wait(8)
-        assert HELD is calls.newcomer(f"b{number}").status
-    assert HELD is calls.copy("a").status
+        assert REFUSED is calls.newcomer(f"b{number}").status
+    assert REFUSED is calls.copy("a").status
     backing.wait(1.5)
     assert GRANTED is calls.copy("a").status
 
@@ -100,7 +100,7 @@ def test_each_wait_has_its_own_end(backing: Backing, calls: Calls) -> None:
     assert calls.store.release(started, success=True) == Released()
     backing.wait(30)
     assert calls.join("b").quiet == pytest.approx(10, abs=0.5)
-    assert HELD is calls.copy("b").status
+    assert REFUSED is calls.copy("b").status
 
 
 def test_newcomers_after_the_end_of_the_holder(backing: Backing, calls: Calls) -> None:
@@ -114,7 +114,7 @@ def test_newcomers_after_the_end_of_the_holder(backing: Backing, calls: Calls) -
     backing.wait(6)
     assert calls.newcomer("c").quiet == pytest.approx(10, abs=0.5)
     backing.wait(6)
-    assert HELD is calls.copy("b").status
+    assert REFUSED is calls.copy("b").status
     backing.wait(4.5)
     assert GRANTED is calls.copy("b").status
     assert 0 == calls.newcomer("d").quiet
@@ -131,7 +131,7 @@ def test_end_of_the_holder(backing: Backing, calls: Calls) -> None:
     backing.wait(5)
     assert calls.store.release(holder, success=True) == Released()
     assert calls.store.holder(holder.lock) is None
-    assert HELD is calls.copy("b").status
+    assert REFUSED is calls.copy("b").status
     backing.wait(5.5)
     assert GRANTED is calls.copy("b").status
     holder, _ = calls.start("b")
@@ -147,7 +147,7 @@ def test_latest_call(backing: Backing, calls: Calls) -> None:
         backing.wait(8)
         assert calls.join(f"b{number}", replace=True).waiting == 1
     assert SUPERSEDED is calls.copy("a").status
-    assert HELD is calls.copy("b2").status
+    assert REFUSED is calls.copy("b2").status
     backing.wait(1.5)
     assert GRANTED is calls.copy("b2").status
 
@@ -158,7 +158,7 @@ def test_message_that_was_gone_for_hours(backing: Backing, calls: Calls) -> None
     backing.wait(7200)
     more = {"room": 1, "next_copy": 2.5, "due": 60.0, "copy": 1.5}
     again = calls.store.acquire(calls.request("a", "ticket a", **more))
-    assert (HELD, True) == (again.status, again.is_waiting)
+    assert (REFUSED, True) == (again.status, again.is_waiting)
     assert again.quiet == pytest.approx(10, abs=0.5)
 
 
@@ -178,9 +178,9 @@ def test_two_newcomers_once_it_is_over(backing: Backing, calls: Calls) -> None:
     """Of two newcomers that meet after `max_quiet`, one runs at once, and the other one waits for a quiet time of its own."""
     calls.join("a", replace=True)
     backing.wait(26)
-    assert [HELD, HELD] == [calls.newcomer(name).status for name in ("b", "c")]
+    assert [REFUSED, REFUSED] == [calls.newcomer(name).status for name in ("b", "c")]
     more = {"room": 1, "replace": True, "next_copy": 1.5, "due": 60.0}
     first = calls.request("b", "ticket b", **more)
     assert GRANTED is calls.store.acquire(first).status
     calls.store.release(first, success=True)
-    assert HELD is calls.store.acquire(calls.request("c", "ticket c", **more)).status
+    assert REFUSED is calls.store.acquire(calls.request("c", "ticket c", **more)).status

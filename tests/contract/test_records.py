@@ -223,7 +223,7 @@ def test_duplicates(
     """A duplicate is counted once, for its policy and its holder. A redelivery is none. A new holder has met none."""
     first = hold(task_id="t1")
     for request in (lease_request(noted=DUPLICATE), lease_request(), lease_request(task_id="t1", noted=DUPLICATE)):
-        assert AcquireStatus.HELD is backing.store.acquire(request).status
+        assert AcquireStatus.REFUSED is backing.store.acquire(request).status
     assert 1 == locks()[0].duplicates
     assert {"acquired": 1, "duplicates:skip": 1, "redelivery_checks": 1} == counters()
     end(backing, first)
@@ -238,11 +238,12 @@ def test_duplicates_of_a_former_holder(
     first = hold(task_id="t1")
     joining = Place("a", 0.0, 9, False, 1.5, 40.0, "text")
     assert (
-        AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t2", place=joining, noted=DUPLICATE)).status
+        AcquireStatus.REFUSED
+        is backing.store.acquire(lease_request(task_id="t2", place=joining, noted=DUPLICATE)).status
     )
     assert 1 == locks()[0].duplicates
     end(backing, first)
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t3", noted=DUPLICATE)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="t3", noted=DUPLICATE)).status
     hold(task_id="t2", place=Place("a", 0.5))
     assert [("t2", 1)] == [(lock.holder.task_id, lock.duplicates) for lock in locks()]
 
@@ -359,10 +360,10 @@ def test_first_call_that_waits_for_quiet(backing: RedisBacking, lease_request: M
     """The first call under a quiet time has found no lock held, so it is no duplicate; the second one is."""
     quiet = {"place": Place(quiet=10.0, max_quiet=25.0), "noted": Noted("run_once_more")}
     joins = {"place": Place("ticket", 0.0, 1, False, 1.5, 60.0, "message", quiet=10.0, max_quiet=25.0)}
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="one", **quiet)).status
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="one", **joins)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="one", **quiet)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="one", **joins)).status
     assert {} == counters()
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="two", **quiet)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="two", **quiet)).status
     assert {"duplicates:run_once_more": 1} == counters()
 
 
@@ -394,7 +395,7 @@ def test_line(
     """Messages that wait in line are counted with the lock, and how long they waited, once they start."""
     first = hold(place=Place())
     joins = lease_request(task_id="t2", place=Place("ticket", 1.0, 5, False, 2.0, 60.0, ""))
-    assert AcquireStatus.HELD is backing.store.acquire(joins).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(joins).status
     assert 1 == locks()[0].waiting
     end(backing, first)
     end(backing, hold(task_id="t2", place=Place("ticket", 1.0)))
@@ -426,10 +427,10 @@ def test_operators_hold(
     records.pause(base, name, 60.0)
     result = backing.store.acquire(lease_request(noted=DUPLICATE))
     assert result.holder is not None
-    assert (AcquireStatus.HELD, "paused", "") == (result.status, result.holder.state, result.holder.task_id)
+    assert (AcquireStatus.REFUSED, "paused", "") == (result.status, result.holder.state, result.holder.task_id)
     assert 50 < result.holder.remaining <= 60
     other = backing.store.acquire(lease_request("other"))
-    assert (AcquireStatus.HELD if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
+    assert (AcquireStatus.REFUSED if name == WHOLE_TASK else AcquireStatus.GRANTED) is other.status
     assert f"{base}:lock:{name}" in {lock.key for lock in records.locks(base)}
     records.pause(base, "short", 0.0)
     assert records.resume(base, name)
@@ -453,7 +454,7 @@ def test_reservation_in_a_pause(
     """A message whose delivery meets a pause has lost its reservation, which would outlive it."""
     hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
     records.pause(base, WHOLE_TASK, 60.0)
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(task_id="t1")).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="t1")).status
     records.resume(base, WHOLE_TASK)
     hold(task_id="t2")
     assert {"acquired": 2, "released:other": 1} == counters()
@@ -467,9 +468,9 @@ def test_line_in_a_pause(
     records.pause(base, WHOLE_TASK, 60.0)
     place = Place("ticket", 1.0, 5, False, 2.0, 60.0, "message")
     joined = backing.store.acquire(lease_request(task_id="t1", place=place, limit=limit))
-    assert (AcquireStatus.HELD, True, 1) == (joined.status, joined.is_waiting, joined.waiting)
+    assert (AcquireStatus.REFUSED, True, 1) == (joined.status, joined.is_waiting, joined.waiting)
     keys = [key for key in backing.keys() if not key.endswith(":fence")]  # noqa: SIM118 - it is no dict
     assert all(backing.lives(key) > 0 for key in keys)
-    assert AcquireStatus.HELD is backing.store.acquire(lease_request(place=Place(), limit=limit)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(place=Place(), limit=limit)).status
     records.resume(base, WHOLE_TASK)
     hold(task_id="t1", place=Place("ticket", 1.0), limit=limit)

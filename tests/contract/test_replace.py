@@ -12,7 +12,7 @@ from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseRequest]
-GRANTED, HELD = AcquireStatus.GRANTED, AcquireStatus.HELD
+GRANTED, REFUSED = AcquireStatus.GRANTED, AcquireStatus.REFUSED
 SUPERSEDED, REPLACED = AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED
 
 
@@ -83,7 +83,7 @@ def test_holder_is_asked_to_stop(deliveries: Deliveries, backing: Backing) -> No
     """Once a message has joined to replace the holder, each renewal of the holder says so, and extends the lease as before."""
     holder = deliveries.held()
     _, newcomer = deliveries.acquire("a")
-    assert (HELD, [RenewResult.RENEWED]) == (newcomer.status, renewed(deliveries, holder))
+    assert (REFUSED, [RenewResult.RENEWED]) == (newcomer.status, renewed(deliveries, holder))
     assert deliveries.join("a").is_waiting
     backing.wait(15)
     assert [RenewResult.STOP] == renewed(deliveries, holder)
@@ -162,7 +162,7 @@ def test_cooldown_is_not_replaced(deliveries: Deliveries, backing: Backing) -> N
 def test_reservation_is_replaced(deliveries: Deliveries, backing: Backing, token: str) -> None:
     """A message takes the place of one that has the lock and has not started; that one is told so when it arrives."""
     deliveries.reserve("queued", ttl=5000.0)
-    assert HELD is deliveries.acquire("a")[1].status
+    assert REFUSED is deliveries.acquire("a")[1].status
     assert GRANTED is deliveries.join("a", token=token).status
     found = deliveries.store.holder(deliveries.request("a").lock)
     assert found is not None
@@ -199,7 +199,7 @@ def test_redelivery_of_a_replaced_message(deliveries: Deliveries, backing: Backi
     deliveries.held()
     deliveries.join("a")
     second = deliveries.acquire("holder", redelivered=True)[1]
-    assert (HELD, "holder") == (second.status, second.holder.task_id if second.holder else "")
+    assert (REFUSED, "holder") == (second.status, second.holder.task_id if second.holder else "")
     backing.wait(30)
     assert REPLACED is deliveries.acquire("holder", redelivered=True)[1].status
     started = deliveries.held("a", place=Place("ticket a", 1.5, stop=True))
@@ -223,7 +223,7 @@ def test_other_policies_do_not_look(deliveries: Deliveries) -> None:
     """A message without the policy, such as a task's own retry, is not told that it was replaced."""
     deliveries.reserve("queued")
     assert GRANTED is deliveries.join("a").status
-    assert HELD is deliveries.acquire("queued", place=Place("ticket", 1.0))[1].status
+    assert REFUSED is deliveries.acquire("queued", place=Place("ticket", 1.0))[1].status
 
 
 def test_data_that_was_lost(deliveries: Deliveries, backing: Backing) -> None:

@@ -30,7 +30,7 @@ def test_reservation_keeps_others_out(backing: Backing, lease_request: MakeReque
     """A reservation is held by its message, with the state queued, for as long as it was asked for."""
     reserve()
     result = backing.store.acquire(lease_request(task_id="t2"))
-    assert result.status is AcquireStatus.HELD
+    assert result.status is AcquireStatus.REFUSED
     assert result.holder is not None
     assert ("t1", "queued") == (result.holder.task_id, result.holder.state)
     assert 3500 < result.holder.remaining <= 3600
@@ -43,7 +43,7 @@ def test_reserving_twice(backing: Backing, reserve: MakeRequest, lease_request: 
     reserve()
     reserve()
     other = lease_request(token=queued_token("t2"), task_id="t2", queued=True)
-    assert backing.store.acquire(other).status is AcquireStatus.HELD
+    assert backing.store.acquire(other).status is AcquireStatus.REFUSED
 
 
 @pytest.mark.parametrize("supervised", [False, True])
@@ -84,7 +84,7 @@ def test_second_delivery_of_a_started_message(
     reserve()
     first, second = lease_request(task_id="t1"), lease_request(task_id="t1", redelivered=True)
     assert backing.store.acquire(first).status is AcquireStatus.GRANTED
-    assert backing.store.acquire(second).status is AcquireStatus.HELD
+    assert backing.store.acquire(second).status is AcquireStatus.REFUSED
     assert backing.store.release(first, success=True) == Released(redelivery_waits=True)
 
 
@@ -121,7 +121,7 @@ def test_revoked_reservation(backing: Backing, lease_request: MakeRequest, base:
     assert holder is not None
     assert ("t1", "queued") == (holder.task_id, holder.state)
     assert backing.store.acquire(lease_request(task_id="t2")).status is AcquireStatus.GRANTED
-    assert backing.store.acquire(lease_request(task_id="t1")).status is AcquireStatus.HELD
+    assert backing.store.acquire(lease_request(task_id="t1")).status is AcquireStatus.REFUSED
 
 
 def test_fence_grows_from_reservation_to_lease(store: LockStore, lease_request: MakeRequest) -> None:

@@ -54,7 +54,7 @@ def test_held_lock_names_its_holder(backing: Backing, lease_request: MakeRequest
     first = lease_request(ttl=20.0)
     assert granted(backing.store, first)
     result = backing.store.acquire(lease_request())
-    assert result.status is AcquireStatus.HELD
+    assert result.status is AcquireStatus.REFUSED
     holder = result.holder
     assert holder is not None
     assert (first.task_id, "w1@host", 4711) == (holder.task_id, holder.node, holder.pid)
@@ -419,7 +419,7 @@ def test_redelivery_of_a_running_message_waits(store: LockStore, lease_request: 
     first, again = lease_request(task_id="same"), lease_request(task_id="same")
     store.acquire(first)
     result = store.acquire(again)
-    assert result.status is AcquireStatus.HELD
+    assert result.status is AcquireStatus.REFUSED
     assert result.holder is not None
     assert "same" == result.holder.task_id
     assert store.release(first, success=True).redelivery_waits
@@ -432,7 +432,7 @@ def test_redelivery_between_release_and_result(store: LockStore, lease_request: 
     store.acquire(again)
     store.release(first, success=True)
     result = store.acquire(again)
-    assert result.status is AcquireStatus.HELD
+    assert result.status is AcquireStatus.REFUSED
     assert result.holder is not None
     assert ("same", 0) == (result.holder.task_id, result.holder.age)
     assert granted(store, lease_request())
@@ -474,7 +474,7 @@ def test_redelivery_waits_while_the_result_is_being_stored(backing: Backing, lea
     for _ in range(3):
         assert store.release(first, success=True).redelivery_waits
         backing.wait(4.0)
-        assert store.acquire(again).status is AcquireStatus.HELD
+        assert store.acquire(again).status is AcquireStatus.REFUSED
     store.record_outcome(first, success=True)
     assert not store.release(first, success=True).redelivery_waits
     backing.wait(6.0)
@@ -698,7 +698,7 @@ def test_cooldown_after_a_success(backing: Backing, lease_request: MakeRequest) 
         assert not store.release(one, success=True, kept=Kept("cooldown", cooldown)).redelivery_waits
         backing.wait(cooldown - 1)
         result = store.acquire(lease_request(digest))
-        assert result.status is AcquireStatus.HELD
+        assert result.status is AcquireStatus.REFUSED
         assert result.holder is not None
         assert ("cooldown", one.task_id) == (result.holder.state, result.holder.task_id)
         assert 0 < result.holder.remaining <= 1
@@ -715,7 +715,7 @@ def test_cooldown_has_no_owner(store: LockStore, lease_request: MakeRequest) -> 
     store.release(one, success=True, kept=Kept("cooldown", 20.0))
     assert [RenewResult.NOT_OWNER, RenewResult.MISSING] == store.renew([one, known(one)])
     assert (RenewResult.NOT_OWNER, False) == store.reacquire(one, fence)
-    assert store.acquire(one).status is AcquireStatus.HELD
+    assert store.acquire(one).status is AcquireStatus.REFUSED
     for success in (True, False):
         store.release(one, success)
         store.release(known(one), success)
@@ -767,10 +767,10 @@ def test_waiting_redelivery_and_a_hold(store: LockStore, lease_request: MakeRequ
     store.acquire(first)
     store.acquire(again)
     assert store.release(first, success=True, kept=Kept("cooldown", 20.0)).redelivery_waits
-    assert store.acquire(again).status is AcquireStatus.HELD
+    assert store.acquire(again).status is AcquireStatus.REFUSED
     store.record_outcome(first, success=True)
     assert store.acquire(again).status is AcquireStatus.COMPLETED
-    assert store.acquire(lease_request()).status is AcquireStatus.HELD
+    assert store.acquire(lease_request()).status is AcquireStatus.REFUSED
 
 
 # -- starts that are counted ----------------------------------------------------------------------
@@ -863,7 +863,7 @@ def test_what_is_no_start(store: LockStore, lease_request: MakeRequest, limit: M
     one = lease_request(max_starts=limit)
     for _ in range(3):
         assert granted(store, one)
-        assert store.acquire(lease_request(max_starts=limit)).status is AcquireStatus.HELD
+        assert store.acquire(lease_request(max_starts=limit)).status is AcquireStatus.REFUSED
     store.release(one, success=False)
     for _ in range(3):
         unanswered = lease_request(max_starts=limit)

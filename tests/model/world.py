@@ -371,7 +371,7 @@ class World:
         if result.status is AcquireStatus.GRANTED:
             self._note_start(message)
             self._set(delivery, next="end", slot=result.slot)
-        elif result.status is not AcquireStatus.HELD:
+        elif result.status is not AcquireStatus.REFUSED:
             if result.status is AcquireStatus.REPLACED:  # its end is stored
                 self.ended |= {message.id}
             if result.status in (AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED):
@@ -481,7 +481,7 @@ class World:
             if result.is_waiting:
                 self._go_on(delivery)
                 return
-        elif result.status is AcquireStatus.HELD and not is_running:
+        elif result.status is AcquireStatus.REFUSED and not is_running:
             wish = self._wish(delivery, result)
             if isinstance(wish, Enqueue) and result.is_waiting:
                 self._go_on(delivery)

@@ -261,7 +261,7 @@ def test_waiting_redelivery_learns_the_outcome_later(
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
+        assert store.acquire(redelivery).status is AcquireStatus.REFUSED  # from now on it waits
 
         def release() -> None:
             if executed:
@@ -287,14 +287,14 @@ def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton,
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
+        assert store.acquire(redelivery).status is AcquireStatus.REFUSED  # from now on it waits
         store.on_outcome = [raising(StoreUnavailable("unreachable"))]
 
     redelivery = LeaseRequest(
         config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
     )
     deliver(task)
-    assert store.acquire(redelivery).status is AcquireStatus.HELD
+    assert store.acquire(redelivery).status is AcquireStatus.REFUSED
     renew_due(task)
     assert store.acquire(redelivery).status is AcquireStatus.COMPLETED
 
@@ -316,14 +316,14 @@ def test_redelivery_waits_while_the_result_is_stored(
 
     @singleton(name="x", base=Slow, lock_ttl=30)
     def task() -> None:
-        assert store.acquire(redelivery).status is AcquireStatus.HELD  # from now on it waits
+        assert store.acquire(redelivery).status is AcquireStatus.REFUSED  # from now on it waits
 
     answers: list[AcquireStatus] = []
     redelivery = LeaseRequest(
         config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
     )
     assert deliver(task).info is None
-    assert [AcquireStatus.HELD] * 4 == answers
+    assert [AcquireStatus.REFUSED] * 4 == answers
     assert store.acquire(redelivery).status is AcquireStatus.COMPLETED
     for _ in range(2):
         clock.advance(3)

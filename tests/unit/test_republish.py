@@ -344,7 +344,7 @@ def test_no_delay_is_longer(
     @app.task(base=SingletonTask, name="x", on_duplicate=policy)
     def task() -> None: ...
 
-    found = AcquireResult(AcquireStatus.HELD, holder_for(holder, "id-1" if same else "other"))
+    found = AcquireResult(AcquireStatus.REFUSED, holder_for(holder, "id-1" if same else "other"))
     store = context_of(app).store
     monkeypatch.setattr(store, "acquire", lambda wanted: joined(found, wanted))
     monkeypatch.setattr(store, "holder", lambda lock: found.holder)

@@ -38,7 +38,7 @@ class MemoryStore(Records):
                 return AcquireResult(AcquireStatus.COMPLETED)
             if completed:
                 remaining = completed.expires - self._clock()
-                return AcquireResult(AcquireStatus.HELD, Holder(wanted.task_id, remaining=remaining))
+                return AcquireResult(AcquireStatus.REFUSED, Holder(wanted.task_id, remaining=remaining))
             slot = self._choose_slot(wanted) if wanted.limit else 0
             lock = wanted.slot_lock(slot)
             before = self._find(lock)
@@ -64,7 +64,7 @@ class MemoryStore(Records):
         if record is None or record.token in (wanted.token, queued_token(wanted.task_id)):
             return None
         record.redelivered = record.redelivered or record.task_id == wanted.task_id
-        return AcquireResult(AcquireStatus.HELD, self._holder(record))
+        return AcquireResult(AcquireStatus.REFUSED, self._holder(record))
 
     def _in_line(self, wanted: LeaseRequest, place: Place, lock: str) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
@@ -107,7 +107,7 @@ class MemoryStore(Records):
         waiting, ahead = len(line.waiting), line.ahead(place.ticket)
         message = "" if record or (wanted.queued and wanted.token != LINE_TOKEN) else self._call(wanted, place, line)
         return AcquireResult(
-            AcquireStatus.HELD, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead, message
+            AcquireStatus.REFUSED, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead, message
         )
 
     def _call(self, wanted: LeaseRequest, place: Place, line: Line) -> str:

@@ -85,7 +85,7 @@ class RedisStore:
         count, head, rank, quiet, asked, message = more[7:] or (0, None, None, 0, 0, "")
         ahead = rank - 1 if rank else count
         line = count, head or "", bool(rank), quiet / 1000, asked / 1000, ahead, message
-        return AcquireResult(AcquireStatus.HELD, _holder(more[:7]), 0, 0, *line)
+        return AcquireResult(AcquireStatus.REFUSED, _holder(more[:7]), 0, 0, *line)
 
     def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
         answers = self._run_lease(renewal_call(leases), timeout)
