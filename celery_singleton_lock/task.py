@@ -29,9 +29,9 @@ from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.awaitable import problem_of_async
-from celery_singleton_lock.worker.guard import defined_in, install, users_call
 from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class
+from celery_singleton_lock.worker.wrapping import defined_in, install, users_call
 
 
 class SingletonMixin:
