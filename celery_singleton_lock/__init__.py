@@ -13,9 +13,9 @@ from celery_singleton_lock.errors import (
 )
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.policies import Debounce, Join, Policy, Raise, Replace, RetryLater, RunOnceMore, Skip, Wait
 from celery_singleton_lock.result import SingletonResult
-from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.task import SingletonMixin, SingletonTask
 
 __version__ = "1.0.0rc1"

@@ -24,10 +24,10 @@ from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, Lock
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
 from celery_singleton_lock.line.copies import copies_of
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.policies import Policy, PolicyName
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
-from celery_singleton_lock.starts import MaxStarts
 from celery_singleton_lock.worker.awaitable import problem_of_async
 from celery_singleton_lock.worker.release import EXECUTION, connect
 from celery_singleton_lock.worker.request import request_class

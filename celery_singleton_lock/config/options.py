@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.policies import NAMED, Policy, as_policy
-from celery_singleton_lock.starts import MaxStarts
 
 LockFrom = Literal["start", "publish"]
 LockUntil = Literal["finish", "start"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import starts_key
 from celery_singleton_lock.store.records import NOTHING, Noted
 

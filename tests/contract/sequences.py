@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token, starts_key
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
 from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, RenewResult

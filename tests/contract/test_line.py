@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
 from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place

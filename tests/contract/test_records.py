@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import queued_token, record_keys
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore

@@ -21,7 +21,7 @@ from redis import Redis
 
 from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import BEGUN_TTL
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory.store import RELEASES_PER_CLEANUP

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import redis
 
-from celery_singleton_lock.starts import MaxStarts
+from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.calls import (
