@@ -36,10 +36,10 @@ class RetryState(NamedTuple):
     redelivery_checks: int = 0  # since then, to find out how another delivery of the same message ended
     ticket: str = ""  # of its place in the line, if it has waited there
     copy: float = 0.0  # number of this copy, which grows from copy to copy
-    stands_for: str = ""  # in a delayed copy: the task id of its message
+    original_id: str = ""  # in a delayed copy: the task id of its message
     ignore_result: bool = False  # in a delayed copy: whether its message ignores its result
     follows: str = ""  # the task id whose result this message ends with
-    found_free: bool = False  # whether the lock was free when that task was last looked at
+    was_free_before: bool = False  # whether the lock was free when that task was last looked at
     is_unfinished: bool = False  # whether an earlier delivery of it began its body, and did not end it
     expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
     due: float = 0.0  # in a delayed copy: when the store is asked, in Unix time; a broker may not bear so long a delay

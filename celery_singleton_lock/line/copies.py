@@ -88,7 +88,7 @@ class Copies:
 
         def on_message(message: Any, body: Any, ack: Any, *more: Any, **options: Any) -> Any:
             state = (message.headers or {}).get(RETRY_STATE_HEADER)
-            if not (isinstance(state, Mapping) and state.get("stands_for")):
+            if not (isinstance(state, Mapping) and state.get("original_id")):
                 return other(message, body, ack, *more, **options)
             try:
                 self.add(Copy(task, message, consumer, request_of(message, consumer.hostname)))
@@ -213,7 +213,7 @@ def request_of(message: Any, hostname: str = "") -> Any:
         **(embed or {}),
     )
     state = retry_state_of(request)
-    request.id, request.ignore_result, request.expires = state.stands_for, state.ignore_result, state.expires
+    request.id, request.ignore_result, request.expires = state.original_id, state.ignore_result, state.expires
     return request
 
 

@@ -74,7 +74,7 @@ def publish_copy(task: Any, request: Any, wanted: LeaseRequest, decision: Enqueu
         ticket=place.ticket,
         copy=place.next_copy,
         waited=state.waited + delay,
-        stands_for=request.id,
+        original_id=request.id,
         ignore_result=ignores_result(task, request),
         expires=request.expires,
     )
@@ -135,7 +135,7 @@ def started_by(task: Any, request: Any, state: RetryState) -> Any:
     publishes the message once more: one of the two runs.
     """
     number = state.copy + 0.5 + 0.4 * random.random()
-    own = state._replace(copy=number, stands_for="", ignore_result=False, expires=None, due=0.0)
+    own = state._replace(copy=number, original_id="", ignore_result=False, expires=None, due=0.0)
     return signature_of(task, request, None, own)
 
 

@@ -52,7 +52,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     config = config_of_call(task, lock_options_of(request))
     options = config.options
     waiting = retry_state_of(request)
-    if waiting.stands_for:  # see `Copies`; it must not run the body
+    if waiting.original_id:  # see `Copies`; it must not run the body
         raise ConfigurationError(f"task {task.name}: its start_strategy() must call that of its base class")
     if not (options.singleton or waiting.ticket):  # what waits in line is run once by the line alone
         return body()

@@ -105,7 +105,7 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         except StoreError as error:
             log = about(task, request.id, wanted.lock)
             context_of(task.app).outages.log(log, "follows on, its lock unknown: %s", error)
-    if state.found_free if holder is None else holder.task_id == request.id:
+    if state.was_free_before if holder is None else holder.task_id == request.id:
         return None
     known = holder or Holder(state.follows)
     _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.REFUSED, known))
@@ -116,16 +116,16 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
     if not isinstance(decision, Follow):  # the task has another policy now
         return None
     delay = decision.delay if holder else max(decision.delay, _SHORTEST_FREE)
-    _follow_on(task, request, wanted, delay, known, found_free=holder is None)
+    _follow_on(task, request, wanted, delay, known, was_free_before=holder is None)
 
 
 def _follow_on(
-    task: Any, request: Any, wanted: LeaseRequest, delay: float, holder: Holder, found_free: bool = False
+    task: Any, request: Any, wanted: LeaseRequest, delay: float, holder: Holder, was_free_before: bool = False
 ) -> NoReturn:
     """Publish the message again with a delay, and end this delivery."""
     delay, state = shortened(task.app, delay), retry_state_of(request)
     following = state._replace(
-        waited=state.waited + delay, ticket="", copy=0.0, follows=holder.task_id, found_free=found_free
+        waited=state.waited + delay, ticket="", copy=0.0, follows=holder.task_id, was_free_before=was_free_before
     )
     publish_or_reject(task, signature_of(task, request, delay, following), DuplicateTask(wanted.lock, holder))
     raise Ignore("follows another task")

@@ -536,7 +536,7 @@ MUTANTS = (
     Mutant(
         "a message that joins finds the lock free twice before it runs",
         "worker/join.py",
-        "    if state.found_free if holder is None else",
+        "    if state.was_free_before if holder is None else",
         "    if True if holder is None else",
         "tests/overlap/test_join.py::test_holder_without_a_result[prefork]",
         "> 0.9",

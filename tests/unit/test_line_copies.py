@@ -53,7 +53,7 @@ def from_copy(task: Any, *args: Any) -> Any:
 def kept(task: Any, *args: Any, **state: Any) -> tuple[Copy, list[str]]:
     """Return a copy that a worker has received, and what has been done with it."""
     done: list[str] = []
-    copy = {RETRY_STATE_HEADER: TICKET._replace(stands_for="id-1", **state)._asdict()}
+    copy = {RETRY_STATE_HEADER: TICKET._replace(original_id="id-1", **state)._asdict()}
     with task.app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
         task.apply_async(task_id="copy", headers=copy)
@@ -167,7 +167,7 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
         (following,) = messages(task)
         assert ["limit 4", "acknowledged"] == done
     state = following.headers[RETRY_STATE_HEADER]
-    assert ("id-1", True) == (state["stands_for"], state["copy"] > number)
+    assert ("id-1", True) == (state["original_id"], state["copy"] > number)
     assert state["waited"] == pytest.approx(waited + 20, abs=0.2)
     assert "copy" != following.headers["id"] != "id-1"
 
@@ -397,8 +397,8 @@ def test_message_that_began_and_comes_too_late(singleton: Singleton, app: Celery
     with locked(task):
         deliver(task)
         (copy,) = messages(task)
-        state = {**copy.headers[RETRY_STATE_HEADER], "stands_for": "", "is_unfinished": True}
+        state = {**copy.headers[RETRY_STATE_HEADER], "original_id": "", "is_unfinished": True}
         state["copy"] += 0.5
         deliver(task, headers={RETRY_STATE_HEADER: state})
         (following,) = messages(task)
-    assert "id-1" == following.headers[RETRY_STATE_HEADER]["stands_for"]
+    assert "id-1" == following.headers[RETRY_STATE_HEADER]["original_id"]

@@ -45,11 +45,11 @@ def test_message_of_the_line(singleton: Singleton, take: Callable[[], list[Any]]
         assert "IGNORED" == deliver(task, day, headers={"tenant": "t1"}).info.state
         (copy,) = take()
     (message,) = take()
-    assert copy.headers[RETRY_STATE_HEADER]["stands_for"] == "id-1" == message.headers["id"]
+    assert copy.headers[RETRY_STATE_HEADER]["original_id"] == "id-1" == message.headers["id"]
     assert ("t1", None, "") == (
         message.headers["tenant"],
         message.headers["eta"],
-        message.headers[RETRY_STATE_HEADER]["stands_for"],
+        message.headers[RETRY_STATE_HEADER]["original_id"],
     )
     assert [[day], {}] == message.payload[:2]
     assert "celery" == message.delivery_info["routing_key"]
