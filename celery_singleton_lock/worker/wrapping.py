@@ -16,7 +16,7 @@ from celery_singleton_lock.worker.release import EXECUTION
 def install(cls: Any) -> None:
     """Put the lock around `__call__` and `before_start`, even where a subclass overrides them without ``super()``."""
     if not getattr(cls.__dict__.get("__call__"), "_singleton", False):
-        cls.__call__ = _guarded(cls)
+        cls.__call__ = _wrapped(cls)
     if defined_in(cls, "before_start") is not Task and not hasattr(cls.__dict__.get("before_start"), "_singleton"):
         cls.before_start = _inside(cls.before_start)
 
@@ -31,11 +31,11 @@ def users_call(cls: Any) -> Any:
     return getattr(cls.__call__, "_original", None if defined_in(cls, "__call__") is Task else cls.__call__)
 
 
-def _guarded(cls: Any) -> Any:
+def _wrapped(cls: Any) -> Any:
     """Return what the tracer calls: it runs the body under the lock, unless user code calls it."""
     original = users_call(cls)
 
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_wrong(self)
         request = self.request_stack.top
         call = original or Task.__call__
@@ -64,9 +64,9 @@ def _guarded(cls: Any) -> Any:
                 raise
             raise answer.with_traceback(None)  # noqa: B904 - the tracer spends 0.1 to 0.2 ms on each frame
 
-    guarded._singleton = True  # type: ignore[attr-defined]
-    guarded._original = original  # type: ignore[attr-defined]
-    return guarded
+    wrapper._singleton = True  # type: ignore[attr-defined]
+    wrapper._original = original  # type: ignore[attr-defined]
+    return wrapper
 
 
 def _inside(original: Any) -> Any:
