@@ -7,8 +7,8 @@ from typing import Any
 
 from celery_singleton_lock.config.exclusions import excluded_pairs
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.delivery.destination import goes_to_several_queues
 from celery_singleton_lock.delivery.republish import retry_state_of
+from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.policies import Policy, RetryLater, Skip, Wait, as_policy

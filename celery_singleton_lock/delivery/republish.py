@@ -11,8 +11,8 @@ from celery.app.task import Context
 from kombu.serialization import registry
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
-from celery_singleton_lock.delivery.destination import destination
 from celery_singleton_lock.delivery.properties import PROPERTY, delivery_of, mapping_of
+from celery_singleton_lock.delivery.routing import destination
 
 #: Header of a message that was published again: the fields of its `RetryState`.
 RETRY_STATE_HEADER = "singleton_retry_state"

@@ -25,7 +25,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.destination import longest_delay
+from celery_singleton_lock.delivery.delays import longest_delay
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, retry_state_of
 from celery_singleton_lock.errors import StoreUnavailable

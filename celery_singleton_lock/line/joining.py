@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import remote
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.destination import LONGEST_DELAY, goes_to_several_queues, shortened
+from celery_singleton_lock.delivery.delays import LONGEST_DELAY, shortened
 from celery_singleton_lock.delivery.republish import (
     RetryState,
     ignores_result,
@@ -32,6 +32,7 @@ from celery_singleton_lock.delivery.republish import (
     retry_state_of,
     signature_of,
 )
+from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.message import text_of

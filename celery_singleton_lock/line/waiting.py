@@ -11,7 +11,7 @@ from typing import Any
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import decide, policy_of
-from celery_singleton_lock.delivery.destination import LONGEST_DELAY
+from celery_singleton_lock.delivery.delays import LONGEST_DELAY
 from celery_singleton_lock.delivery.noting import note_failure
 from celery_singleton_lock.delivery.republish import RetryState, note_state, retry_state_of
 from celery_singleton_lock.errors import StoreError, StoreUnavailable

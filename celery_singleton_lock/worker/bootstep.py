@@ -17,7 +17,7 @@ from celery_singleton_lock.config.options import Options, spelling
 from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import REGISTER_INTERVAL, ProcessContext, context_of
-from celery_singleton_lock.delivery.destination import longest_delay, visibility_timeout
+from celery_singleton_lock.delivery.delays import longest_delay, visibility_timeout
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreUnavailable
 from celery_singleton_lock.keys.canonical import escaped
 from celery_singleton_lock.line.copies import end_copies

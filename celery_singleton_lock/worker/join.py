@@ -19,7 +19,7 @@ from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import decide, policy_of
-from celery_singleton_lock.delivery.destination import shortened
+from celery_singleton_lock.delivery.delays import shortened
 from celery_singleton_lock.delivery.republish import retry_state_of, signature_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
 from celery_singleton_lock.holder import Holder

@@ -12,7 +12,6 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import decide, policy_of
-from celery_singleton_lock.delivery.destination import goes_to_several_queues
 from celery_singleton_lock.delivery.noting import note_failure
 from celery_singleton_lock.delivery.properties import delivery_of
 from celery_singleton_lock.delivery.republish import (
@@ -20,6 +19,7 @@ from celery_singleton_lock.delivery.republish import (
     is_redelivered,
     note_unfinished,
 )
+from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.events import TASK_SKIPPED, send
 from celery_singleton_lock.holder import Holder

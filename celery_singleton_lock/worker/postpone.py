@@ -12,7 +12,7 @@ from celery.states import SUCCESS
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.delivery.destination import shortened
+from celery_singleton_lock.delivery.delays import shortened
 from celery_singleton_lock.delivery.republish import (
     RetryState,
     ignores_result,

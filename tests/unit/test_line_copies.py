@@ -21,7 +21,7 @@ from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.destination import LONGEST_DELAY
+from celery_singleton_lock.delivery.delays import LONGEST_DELAY
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
