@@ -20,7 +20,7 @@ from kombu.exceptions import EncodeError
 from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, StoreUnavailable
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery import destination
+from celery_singleton_lock.delivery import delays, routing
 from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
@@ -235,9 +235,9 @@ def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
 def test_message_in_several_queues(app: Celery, queues: list[Any], several: bool) -> None:
     """A message of a fanout exchange, or one that an exchange puts into several queues, is recognized."""
     use_queues(app, *queues)
-    assert several is destination.goes_to_several_queues(app, request(**source("k", "all")))
-    assert not destination.goes_to_several_queues(app, request(**source("k", "")))
-    assert not destination.goes_to_several_queues(app, request())
+    assert several is routing.goes_to_several_queues(app, request(**source("k", "all")))
+    assert not routing.goes_to_several_queues(app, request(**source("k", "")))
+    assert not routing.goes_to_several_queues(app, request())
 
 
 class TestBroadcast:
@@ -288,7 +288,7 @@ class TestBroadcast:
 def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> None:
     """RabbitMQ delays messages of quorum queues by whole seconds, at least one."""
     use_queues(app, Queue("orders", TOPIC, "orders", queue_arguments={"x-queue-type": "quorum"}))
-    assert kept == destination.shortened(app, wanted)
+    assert kept == delays.shortened(app, wanted)
 
 
 @pytest.mark.parametrize(
@@ -310,24 +310,24 @@ def test_delay_that_every_broker_keeps(app: Celery, broker: Any, options: Any, l
     RabbitMQ closes the channel of a worker that keeps a message for 30 minutes.
     """
     app.conf.update(broker_url=broker, broker_transport_options=options)
-    assert longest == destination.longest_delay(app.conf)
-    assert longest == destination.shortened(app, 7200.0)
-    assert 0.2 == destination.shortened(app, 0.2)
+    assert longest == delays.longest_delay(app.conf)
+    assert longest == delays.shortened(app, 7200.0)
+    assert 0.2 == delays.shortened(app, 0.2)
 
 
 @pytest.mark.parametrize("broker", ["amqp://h", "amqps://h", "pyamqp://h;amqp://other", "memory://", "kafka://h"])
 def test_leftover_visibility_timeout(app: Celery, broker: str) -> None:
     """The option counts only for brokers that have such a timeout: one that was left from Redis cuts no delay."""
     app.conf.update(broker_url=broker, broker_transport_options={"visibility_timeout": 4})
-    assert math.inf == destination.visibility_timeout(app.conf)
-    assert 60.0 == destination.shortened(app, 60.0)
+    assert math.inf == delays.visibility_timeout(app.conf)
+    assert 60.0 == delays.shortened(app, 60.0)
 
 
 def test_timeout_of_the_broker_that_is_read(app: Celery) -> None:
     """With different brokers to read and to write, a worker keeps messages of the first."""
     options = {"visibility_timeout": 4}
     app.conf.update(broker_read_url="redis://h", broker_write_url="amqp://h", broker_transport_options=options)
-    assert 2.0 == destination.longest_delay(app.conf)
+    assert 2.0 == delays.longest_delay(app.conf)
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
@@ -370,7 +370,7 @@ def joined(found: AcquireResult, wanted: LeaseRequest) -> AcquireResult:
 @pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
 def test_published_delay_fits(singleton: Singleton, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redelivery checks and retries use delays that the broker can keep, and max_wait counts the shortened delay."""
-    monkeypatch.setattr(destination, "LONGEST_DELAY", 0.1)
+    monkeypatch.setattr(delays, "LONGEST_DELAY", 0.1)
 
     @singleton(name="x", on_duplicate=RetryLater(delay=60, jitter=0))
     def task() -> None: ...
