@@ -236,22 +236,6 @@ def _die(task: Task, tag: str, seconds: float) -> str:
     return "dead"
 
 
-class Slow:
-    """An object with a slow finalizer."""
-
-    def __del__(self) -> None:
-        time.sleep(0.02)
-
-
-def _drop_slow(task: Task, tag: str, seconds: float) -> str:
-    """Spend nearly all time in finalizers, where Python swallows exceptions."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        Slow()
-        time.sleep(0)
-    return "dropped"
-
-
 def _copy_request(task: Task, tag: str, seconds: float) -> str:
     """Copy and pickle the whole request, like code that logs or forwards requests."""
     lease, request = task.lease, task.request.__dict__
@@ -335,7 +319,6 @@ ACTS: dict[str, Callable[[Task, str, float], str]] = {
         _retry,
         _exit,
         _die,
-        _drop_slow,
         _copy_request,
         _hold_retry,
         _retry_other,

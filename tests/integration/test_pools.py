@@ -171,12 +171,3 @@ def test_same_task_id_twice(env: WorkerEnvironment, pool: str) -> None:
     env.finish(result.id)
     assert 1 == len(env.starts())
     assert "held" == result.result
-
-
-def test_lost_in_a_finalizer(env: WorkerEnvironment) -> None:
-    """Under raise, LockLost ends a body that runs mostly in finalizers, where Python swallows exceptions."""
-    result = env.job("told").apply_async((env.tag, "drop_slow", 50.0), lock_options={"lock_ttl": 6})
-    env.wait_for("start")
-    assert env.job("told").force_unlock(env.tag).task_id == result.id
-    assert "LockLost" == type(env.error(result)).__name__
-    assert "LockLost" == env.events("error")[0]["error"]
