@@ -15,7 +15,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks import commands, cycle, duplicate, idle, imports, keys, memory, path, pools, scripts, storm, sweep
+from benchmarks import (
+    commands,
+    cycle,
+    duplicate,
+    failover,
+    idle,
+    imports,
+    keys,
+    memory,
+    path,
+    pools,
+    scripts,
+    storm,
+    sweep,
+)
 from benchmarks.picture import svg_of
 from benchmarks.report import Section, json_of, text_of
 from benchmarks.stage import Stage, stage
@@ -33,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Stage], Section]] = {
     "j-idle": idle.run,
     "k-storm": storm.run,
     "l-scripts": scripts.run,
+    "m-failover": failover.run,
 }
 DISTRIBUTIONS = ("celery", "redis", "hiredis", "gevent", "celery-once", "celery-singleton", "python-redis-lock")
 

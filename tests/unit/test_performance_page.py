@@ -13,7 +13,7 @@ from benchmarks.rounds import Spread
 
 pytestmark = pytest.mark.harness
 
-LETTERS = "abcdefghil"
+LETTERS = "abcdefghilm"
 
 
 def sections(letters: str = LETTERS) -> dict[str, Section]:
