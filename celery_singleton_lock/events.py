@@ -97,7 +97,7 @@ class EventLogger:
         )
 
     def refused(self, error: StoreError) -> None:
-        """Called once when a store begins to refuse this process, which it has accepted before."""
+        """Called when a store begins to refuse this process, which it has accepted before; at most once a minute."""
         text = "The store of locks refuses this process now, so locks wait until it accepts it again: %s"
         self._report(logger.error, text, error)
 

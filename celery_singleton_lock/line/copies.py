@@ -12,7 +12,9 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -57,17 +59,6 @@ class Copy:
         tasks = self.consumer.task_consumer
         return tasks is None or tasks.channel is not self.message.channel
 
-    def end(self) -> None:
-        """Acknowledge it, in the thread of its consumer's loop."""
-        self.consumer.call_soon(self._acknowledge)
-
-    def _acknowledge(self) -> None:
-        """Lower the prefetch limit first: else a busy worker would fetch a message for each copy that it acknowledges."""
-        if not self.is_lost():
-            self.consumer.qos.decrement_eventually()
-            self.consumer.qos.update()
-            self.message.ack_log_error(logger, self.consumer.connection_errors)
-
 
 class Copies:
     """The delayed copies of one worker."""
@@ -82,6 +73,7 @@ class Copies:
         self._store: LockStore | None = None
         self._unavailable_until = 0.0  # the store
         self._received: list[Any] = []  # consumers whose prefetch limit has grown
+        self._handled: deque[Copy] = deque()  # to be acknowledged
 
     def handler(self, task: Any, consumer: Any, other: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a consumer calls for each message of a task: copies are kept here, the rest goes to `other`."""
@@ -99,10 +91,10 @@ class Copies:
 
     def add(self, copy: Copy) -> None:
         """Keep a copy until it is due. It does not count for the prefetch limit, as Celery's messages with an ETA."""
-        copy.consumer.qos.increment_eventually()
-        self._received.append(copy.consumer)
         left = max(_seconds_until(copy.message.headers.get("eta")), retry_state_of(copy.request).due - time.time())
         copy.due = copy.received + left
+        copy.consumer.qos.increment_eventually()
+        self._received.append(copy.consumer)
         self._keep(copy, min(copy.due, self._bound(copy)))
 
     def _bound(self, copy: Copy) -> float:
@@ -139,7 +131,7 @@ class Copies:
         with self._changed:
             while not self._ended:
                 while self._received:
-                    # Wakes its loop, which has the broker send the next one: half the time of a storm.
+                    # Wakes its loop (Kombu 5.7), which has the broker send the next one: half the time of a storm.
                     self._received.pop().call_soon(_do_nothing)
                 left = self._due[0][0] - now() if self._due else None
                 if left is not None and left <= 0:
@@ -151,7 +143,7 @@ class Copies:
         """Handle a copy that is due; return after how many seconds it is due again, None if it is acknowledged."""
         delay = self._decide(copy)
         if delay is None:
-            copy.end()
+            self.acknowledge(copy)
             return None
         copy.due = now() + delay
         return delay if copy.due <= self._bound(copy) else self._pass_on(copy)
@@ -163,8 +155,29 @@ class Copies:
         except Exception as error:
             about(copy.task, copy.request.id).warning("its delayed copy could not be published: %r", error)
             return FIRST_RETRY
-        copy.end()
+        self.acknowledge(copy)
         return None
+
+    def acknowledge(self, copy: Copy) -> None:
+        """Acknowledge a copy in the thread of its consumer's loop. In a warm shutdown, that may be at the very end."""
+        self._handled.append(copy)
+        copy.consumer.call_soon(self._acknowledge_all)
+
+    def _acknowledge_all(self) -> None:
+        """Lower the prefetch limit, and acknowledge after that: else a busy worker would fetch a message for each copy.
+
+        If the limit cannot be lowered, the loop meets the same error, and the broker delivers the copies again.
+        """
+        handled = [self._handled.popleft() for _ in range(len(self._handled))]
+        living = [copy for copy in handled if not copy.is_lost()]
+        if not living:
+            return
+        consumer = living[0].consumer
+        consumer.qos.decrement_eventually(len(living))
+        with suppress(*consumer.connection_errors):
+            consumer.qos.update()
+            for copy in living:
+                copy.message.ack_log_error(logger, consumer.connection_errors)
 
     def _decide(self, copy: Copy) -> float | None:
         """Return after how many seconds a copy is due again, None if it need not come again."""

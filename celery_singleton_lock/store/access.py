@@ -36,9 +36,8 @@ class Access:
         if not self.has_worked:
             return StoreError(text)
         error = StoreUnavailable(f"{text} (before, it was accepted)")
-        begins = not self._is_refused and self._clock() >= self._silent_until
-        self._is_refused = True
-        if begins:
+        if not self._is_refused and self._clock() >= self._silent_until:
+            self._is_refused = True
             self._silent_until = self._clock() + 60.0
             self._on_refused(error)
         return error

@@ -20,6 +20,7 @@ class AcquireStatus(Enum):
     """How a request for a lease ended."""
 
     GRANTED = "granted"
+    #: Somebody holds the lock, or its line is not over.
     REFUSED = "held"
     #: Another delivery of the same message has succeeded.
     COMPLETED = "completed"
@@ -37,7 +38,7 @@ class AcquireStatus(Enum):
 
 @dataclass(frozen=True)
 class AcquireResult:
-    """The answer to a request: fence and slot if granted, the (oldest) holder and the line if held, the head if superseded."""
+    """The answer to a request: fence and slot if granted, the (oldest) holder and the line if refused, the head if superseded."""
 
     status: AcquireStatus
     holder: Holder | None = None

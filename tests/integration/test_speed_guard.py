@@ -45,6 +45,6 @@ def test_frames(own_stage: Stage) -> None:
         around_body(own_stage.tasks[OURS], SCALARS, supervised=True)
     finally:
         sys.setprofile(None)
-    around = called[called.index("guarded") : called.index("pop")]
+    around = called[called.index("wrapper") : called.index("pop")]
     assert nothing.__name__ in around
     assert 35 < len(around) <= 270, " ".join(around)

@@ -349,7 +349,7 @@ def test_copy_is_acknowledged_in_the_next_round_of_the_loop(singleton: Singleton
     hub.add_reader(reader, lambda: None)
     copy.consumer.call_soon = hub.call_soon
     loop = hub.create_loop()
-    threading.Thread(target=copy.end).start()
+    threading.Thread(target=Copies(task.app).acknowledge, args=(copy,)).start()
     until(lambda: hub._ready, "asked for")
     next(loop)
     assert ["limit 4", "acknowledged"] == done
@@ -359,7 +359,7 @@ def test_copy_is_acknowledged_in_the_next_round_of_the_loop(singleton: Singleton
 
 
 def test_copies_that_end_after_the_loop_has_looked_at_the_limit(singleton: Singleton) -> None:
-    """The limit is lowered before each acknowledgement, in the loop, also beside its own look at it: a pool may be busy."""
+    """The limit is lowered once, and before they are acknowledged, also beside the loop's own look at it: a pool may be busy."""
 
     @singleton(name="x", on_duplicate="wait")
     def task() -> None: ...
@@ -367,12 +367,31 @@ def test_copies_that_end_after_the_loop_has_looked_at_the_limit(singleton: Singl
     copy, done = kept(task)
     asked: list[Callable[[], object]] = []
     copy.consumer.call_soon = asked.append
-    copy.end()
+    copies = Copies(task.app)
+    for _ in range(3):
+        copies.acknowledge(copy)
     copy.consumer.qos.update()  # as its loop does, before it calls what it is asked to
     before = list(done)
     for call in asked:
         call()
-    assert (["limit 5"], ["limit 5", "limit 4", "acknowledged"]) == (before, done)
+    assert (["limit 5"], ["limit 5", "limit 2", *["acknowledged"] * 3]) == (before, done)
+
+
+def test_limit_that_cannot_be_lowered(singleton: Singleton) -> None:
+    """The loop meets the error of a broken connection itself, and goes on with its other callbacks; nothing is acknowledged."""
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None: ...
+
+    def refuse(prefetch_count: int) -> None:
+        raise ConnectionResetError
+
+    copy, done = kept(task)
+    copy.consumer.connection_errors = (ConnectionResetError,)
+    copy.consumer.qos = QoS(refuse, 5)
+    Copies(task.app).acknowledge(copy)
+    assert [] == done
+    assert copy.consumer.qos.value == 4
 
 
 def test_copy_of_a_connection_that_is_lost(singleton: Singleton) -> None:
@@ -383,7 +402,7 @@ def test_copy_of_a_connection_that_is_lost(singleton: Singleton) -> None:
 
     copy, done = kept(task)
     copy.consumer.task_consumer = None
-    copy.end()
+    Copies(task.app).acknowledge(copy)
     assert [] == done
 
 

@@ -109,7 +109,7 @@ def test_refusal_is_no_outage(outages: Outages, store: Store, lines: Any) -> Non
 
 
 def test_refusal_that_is_heard_of_late(clock: Clock) -> None:
-    """A refusal that a thread hears of after another one was accepted is not reported again; one a minute later is."""
+    """A refusal that a thread hears of after another one was accepted is not reported again; one that lasts for a minute is."""
     told: list[StoreError] = []
     access = Access(told.append, clock)
     access.accepted()
@@ -120,7 +120,13 @@ def test_refusal_that_is_heard_of_late(clock: Clock) -> None:
     clock.time += 60
     errors += [access.refused("new"), access.refused("goes on")]
     assert [errors[0], errors[2]] == told
-    assert [StoreUnavailable] * 4 == [type(error) for error in errors]
+    clock.time += 30
+    access.accepted()
+    errors += [access.refused("soon after")]
+    clock.time += 30
+    errors += [access.refused("and it lasts")]
+    assert [errors[0], errors[2], errors[5]] == told
+    assert [StoreUnavailable] * 6 == [type(error) for error in errors]
 
 
 def test_grace_is_no_outage(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:

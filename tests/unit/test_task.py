@@ -803,7 +803,7 @@ def test_refusal_leaves_the_tracer_few_frames(singleton: Singleton, policy: str)
     def task() -> None: ...
 
     with locked(task):
-        assert ["trace_task", "guarded"] == functions_in(deliver(task).retval.traceback)
+        assert ["trace_task", "wrapper"] == functions_in(deliver(task).retval.traceback)
 
 
 @pytest.mark.parametrize("error", [Ignore("x"), Reject("x"), Retry("x")])

@@ -1,4 +1,4 @@
-"""The lines of a store in memory: as in `acquire.lua` and `_next.lua` of the store on Redis."""
+"""The lines of a store in memory: as in `acquire.lua`, `_next.lua` and `_next_slot.lua` of the store on Redis."""
 
 from __future__ import annotations
 

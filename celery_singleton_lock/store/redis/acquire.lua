@@ -11,6 +11,7 @@
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice
 -- Returns {'granted', fence} | {'held' (of an operator's pause, by whom and why as the node), task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
+-- Of the features, `counts` goes with `records`, `crashed` with `starts`, and `stop`, `debounce`, `dispatch` and `body` with `line`.
 --@feature counts  ARGV counted
 --@feature limit  KEYS slots | ARGV slot_limit
 --@feature records  KEYS registry, stats, history | ARGV policy, waited, history_length
@@ -130,7 +131,7 @@ end
 -- A message keeps its place while its text is here. If it has none, it loses its place when its copy does not come.
 -- A request that finds the lock free, and others in their turn whom nobody has named, names the first of them (`dispatch`).
 -- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded', task id of the head}; and after the holder's state
--- {how many wait, task id of the head, this message's place from 1 if it waits, times of other parts or 0, the message that is named}
+-- {how many wait, task id of the head, this message's place from 1 if it waits, times of other features or 0, the message that is named}
 local newest = redis.call('HGET', waiting, 'newest')
 local function leave(one)
   redis.call('ZREM', line, one)

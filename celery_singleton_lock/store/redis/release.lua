@@ -3,6 +3,7 @@
 -- KEYS  1 lock, or the attempt key again where only the token is known   2 attempt   3 completed (see acquire.lua)
 -- ARGV  1 token   2 how long (ms) a waiting redelivery waits for the outcome, and the lock stays reserved   3 '1' after a success
 -- Returns {1 if a redelivery waits for the outcome, else 0; the message of the next in line, or ''}
+-- The feature `queued` goes with `limit`.
 --@feature starts  KEYS starts | ARGV ended
 --@feature begun  KEYS begun | ARGV task_id
 --@feature continued  KEYS continued | ARGV continued_ttl
