@@ -25,6 +25,11 @@ def takeover_lines(story: Story) -> list[str]:
     return [f"{takeover.cut.work}: {_course(takeover, story)}" for takeover in story.takeovers()]
 
 
+def imported(story: Story) -> bool:
+    """Return whether an import has come to its end."""
+    return any(run.task == "import_rates" and run.ended for run in story.runs)
+
+
 def faults(story: Story, kill_wanted: bool) -> list[str]:
     """Return all faults, except for work that is missing in the ledger."""
     found = [
@@ -37,7 +42,7 @@ def faults(story: Story, kill_wanted: bool) -> list[str]:
         if event.kind == "lost"
     ]
     found += [f"never ended: {run.work} on {run.node}" for run in story.unfinished()]
-    if not any(run.task == "import_rates" and run.ended for run in story.runs):
+    if not imported(story):
         found.append("no import came to its end")
     if story.kill and story.kill.late_write:
         found.append(f"late write: {story.kill.late_write} of {story.kill.node} was written under an old fence")
