@@ -979,7 +979,13 @@ def test_option_of_a_url_that_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "says"), [("ssl_cert_reqs=none", "needs rediss://"), ("protocol=x", "protocol"), ("db=x", "db")]
+    ("option", "says"),
+    [
+        ("ssl_cert_reqs=none", "needs rediss://"),
+        ("protocol=x", "protocol"),
+        ("db=x", "db"),
+        ("socket_read_size=x", "socket_read_size"),
+    ],
 )
 def test_value_of_an_option_that_is_refused(option: str, says: str) -> None:
     """A value that cannot be used is refused, and its option named."""

@@ -36,6 +36,8 @@ _OPTIONS = {
     *_TLS_OPTIONS, "client_name", "credential_provider", "db", "host", "lib_name", "lib_version", "password", "path", "port",
     "socket_keepalive", "socket_read_size", "username",
 }  # fmt: skip
+#: Options of a URL that are whole numbers. Older versions of redis-py leave some of them text.
+_NUMBERS = ("db", "protocol", "socket_read_size")
 _HINT = "in a user name or password, # ? / : @ must be percent-encoded: %23 %3F %2F %3A %40"
 
 _parse_url: Any = parse_url  # untyped in redis-py, as the next two
@@ -79,7 +81,8 @@ def _direct(
         url = url.replace("redis+socket", "unix", 1).replace("virtual_host=", "db=")
     else:
         _refuse_unquoted(url)
-    found = {name: value for name, value in _parse_url(url).items() if name not in _OWN_OPTIONS}
+    numbers = _numbers(url)
+    found = {name: value for name, value in {**_parse_url(url), **numbers}.items() if name not in _OWN_OPTIONS}
     has_tls = url.startswith("rediss:") or bool(tls)
     for name in found:
         if name not in _OPTIONS or (name in _TLS_OPTIONS and not has_tls):
@@ -92,6 +95,19 @@ def _direct(
     kind, wanted = with_deadline(kind), _with_credentials({**wanted, **found}, provider)
     kind(**wanted)  # raises TypeError for an option that it does not know
     return lambda: kind(**wanted)
+
+
+def _numbers(url: str) -> dict[str, int]:
+    """Return the options of a URL's query that are whole numbers.
+
+    Raises:
+        ConfigurationError: the value of one of them is none.
+    """
+    given = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items() if name in _NUMBERS}
+    for name, value in given.items():
+        if not re.fullmatch(r"\d+", value):
+            raise ConfigurationError(f"singleton_lock_url: the value of the option {name} must be a whole number")
+    return {name: int(value) for name, value in given.items()}
 
 
 def _refuse_unquoted(url: str) -> None:
