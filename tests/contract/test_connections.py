@@ -80,6 +80,7 @@ def test_refused_calls(
     one = lease_request()
     with Redis.from_url(server.url()) as client:
         client.set(one.lock, "theirs")
+        client.connection_pool.disconnect()  # redis-py 4 leaves the connection open
     store = redis_store(server.url().replace("redis://", f"redis://{login}"))
     for _ in range(TIMES):
         with pytest.raises(StoreError):
