@@ -13,18 +13,17 @@ from typing import Any
 
 from celery.utils import uuid
 
-from celery_singleton_lock import signals
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import policy_of
+from celery_singleton_lock.delivery.ending import end_call
 from celery_singleton_lock.delivery.noting import note_failure
-from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable
-from celery_singleton_lock.events import send as send_signal
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import about
-from celery_singleton_lock.policies import Raise, Skip, name_of
+from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import (
     RESERVATION_HEADER,
@@ -90,8 +89,9 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     """Acquire the lock for a message; return who holds it instead."""
     context = context_of(task.app)
     # Under other policies the call may be sent, and is counted when it starts.
-    policy = config.options.on_duplicate if isinstance(config.options.on_duplicate, (Skip, Raise)) else None
-    wanted.noted = Noted(name_of(policy) if policy else "", counted=context.tally.take(wanted.base))
+    policy = config.options.on_duplicate
+    counts = getattr(policy, "ends_duplicates", False)
+    wanted.noted = Noted(name_of(policy) if counts else "", counted=context.tally.take(wanted.base))
     try:
         result = context.store.acquire(wanted)
         if result.holder is not None and has_ended(task, result.holder):
@@ -128,15 +128,7 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
         return None
     if is_paused or not wanted.noted.policy:  # else the script has counted it
         context_of(task.app).tally.count(wanted.base, f"duplicates:{name_of(config.options.on_duplicate)}")
-    named = {"task_id": wanted.task_id, "holder": holder, "policy": policy, "pending": ""}
-    send_signal(signals.duplicate, task, key=wanted.lock, **named)
-    if isinstance(decision, Fail):
-        raise DuplicateTask(wanted.lock, holder)
-    log = about(task, wanted.task_id, wanted.lock, holder)
-    log.info("was not published: %s is held by %s", wanted.lock, holder)
-    result: SingletonResult = task.AsyncResult(holder.task_id)
-    result.duplicate = holder
-    return result
+    return end_call(task, wanted, holder, policy, decision)
 
 
 def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:

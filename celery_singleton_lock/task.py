@@ -20,6 +20,7 @@ from celery_singleton_lock.config.task_config import (
     refuse_wrong,
 )
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.attempt import attempt_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import Lease
@@ -29,7 +30,7 @@ from celery_singleton_lock.policies import Policy, PolicyName
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.worker.awaitable import problem_of_async
-from celery_singleton_lock.worker.release import EXECUTION, connect
+from celery_singleton_lock.worker.release import connect
 from celery_singleton_lock.worker.request import request_class
 from celery_singleton_lock.worker.wrapping import defined_in, install, users_call
 
@@ -164,8 +165,8 @@ class SingletonMixin:
         Raises:
             LockLost: it was given as `exc`, because a newer message replaces the task (`Replace`).
         """
-        execution = getattr(self.request_stack.top, EXECUTION, None)
-        if isinstance(exc, LockLost) and execution and execution.state and execution.state.is_stopped_by(exc):
+        attempt = attempt_of(self)
+        if isinstance(exc, LockLost) and attempt and attempt.state and attempt.state.is_stopped_by(exc):
             raise exc
         return super().retry(args, kwargs, exc, *more, **options)  # type: ignore[misc]
 
@@ -178,15 +179,15 @@ class SingletonMixin:
         try:
             return super().replace(*args, **kwargs)  # type: ignore[misc]
         except Ignore:
-            if execution := getattr(self.request_stack.top, EXECUTION, None):
-                execution.is_replaced = True
+            if attempt := attempt_of(self):
+                attempt.is_replaced = True
             raise
 
     @property
     def lease(self: Any) -> Lease:
         """The lock of the body that runs now; one that is not `protected` outside of a body."""
-        execution = getattr(self.request_stack.top, EXECUTION, None)
-        return execution.lease if execution else Lease("")
+        attempt = attempt_of(self)
+        return attempt.lease if attempt else Lease("")
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """Return the lock key of a call with these arguments.

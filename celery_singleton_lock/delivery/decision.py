@@ -7,11 +7,11 @@ from typing import Any
 
 from celery_singleton_lock.config.exclusions import excluded_pairs
 from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.delivery.republish import retry_state_of
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.policies import Policy, RetryLater, Skip, Wait, as_policy
+from celery_singleton_lock.policies import Policy, RetryLater, Skip, as_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, Follow, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult
 
@@ -37,9 +37,10 @@ def policy_of(task: Any, options: Options, holder: Holder) -> Policy:
     return policy
 
 
-def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
+def decide(attempt: Attempt, policy: Policy, result: AcquireResult) -> tuple[Policy, Decision]:
     """Ask the policy; return it with its decision. A broadcast message that cannot wait is skipped, and an eager run fails."""
-    state, is_broadcast = retry_state_of(request), goes_to_several_queues(task.app, request)
+    request, state = attempt.request, attempt.retry_state
+    is_broadcast = goes_to_several_queues(attempt.task.app, request)
     can_run_later = not is_broadcast and not request.is_eager
     # What we publish again keeps `retries` as it was.
     own_retry = (bool(request.retries) or state.is_unfinished) and can_run_later
@@ -52,13 +53,13 @@ def decide(task: Any, request: Any, policy: Policy, result: AcquireResult) -> tu
         result.waiting,
         result.head,
         result.is_waiting,
-        has_waited=state.ticket != "",
+        has_waited=bool(state.ticket),
         asked=result.asked,
     )
     decision = policy.decide(duplicate)
     if isinstance(decision, (RunLater, Enqueue, Follow)) and not can_run_later:
         return (Skip(), SkipRun()) if is_broadcast else (policy, Fail())
-    is_kept = isinstance(policy, (RetryLater, Wait)) or isinstance(decision, (RunLater, Enqueue))
+    is_kept = policy.keeps_duplicates or isinstance(decision, (RunLater, Enqueue))
     if state.is_unfinished and can_run_later and not is_kept:  # its work has begun, so it is never dropped
         decision = RetryLater().decide(duplicate)
     return policy, decision

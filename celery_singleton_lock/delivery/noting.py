@@ -8,9 +8,8 @@ from typing import Any
 from celery.exceptions import Retry, TaskPredicate
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.context import ProcessContext, context_of
-from celery_singleton_lock.delivery.republish import RetryState
+from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
@@ -18,11 +17,11 @@ from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
 from celery_singleton_lock.store.requests import LeaseRequest
 
 
-def note_acquire(context: ProcessContext, wanted: LeaseRequest, options: Options, state: RetryState) -> None:
+def note_acquire(attempt: Attempt) -> None:
     """Have the next call count the message as a duplicate, if it is one and comes for the first time."""
-    is_first = not (state.times or state.redelivery_checks or state.ticket or state.follows)
-    policy = name_of(options.on_duplicate) if is_first else ""
-    wanted.noted = Noted(policy, state.waited, counted=context.tally.take(wanted.base))
+    policy = name_of(attempt.options.on_duplicate) if attempt.retry_state.is_first else ""
+    counted = attempt.context.tally.take(attempt.wanted.base)
+    attempt.wanted.noted = Noted(policy, attempt.retry_state.waited, counted=counted)
 
 
 def note_failure(task: Any, wanted: LeaseRequest, verb: str, error: StoreError) -> None:

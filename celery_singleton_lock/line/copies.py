@@ -27,9 +27,10 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.delays import longest_delay
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, retry_state_of
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, retry_state_of
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
 from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
@@ -47,10 +48,9 @@ STORE_RETRY, ERROR_RETRY = 1.0, 30.0
 class Copy:
     """A delayed copy that this worker has received, and has not acknowledged."""
 
-    task: Any
+    attempt: Attempt  # of its message, for which it stands
     message: Any  # Kombu's
     consumer: Any
-    request: Any  # that of its message, for which it stands
     received: float = field(default_factory=now)
     due: float = 0.0  # when the store is asked
 
@@ -83,7 +83,8 @@ class Copies:
             if not (isinstance(state, Mapping) and state.get("original_id")):
                 return other(message, body, ack, *more, **options)
             try:
-                self.add(Copy(task, message, consumer, request_of(message, consumer.hostname)))
+                attempt = Attempt(task, request_of(message, consumer.hostname))
+                self.add(Copy(attempt, message, consumer))
             except (TypeError, ValueError) as error:
                 raise InvalidTaskError(f"a delayed copy that is not valid: {error}") from error
 
@@ -91,7 +92,7 @@ class Copies:
 
     def add(self, copy: Copy) -> None:
         """Keep a copy until it is due. It does not count for the prefetch limit, as Celery's messages with an ETA."""
-        left = max(_seconds_until(copy.message.headers.get("eta")), retry_state_of(copy.request).due - time.time())
+        left = max(_seconds_until(copy.message.headers.get("eta")), copy.attempt.retry_state.due - time.time())
         copy.due = copy.received + left
         copy.consumer.qos.increment_eventually()
         self._received.append(copy.consumer)
@@ -151,9 +152,11 @@ class Copies:
     def _pass_on(self, copy: Copy) -> float | None:
         """Publish a copy again that may not stay until it is due; return when to try again, in seconds, None if that is done."""
         try:
-            publish_again(copy.task, copy.request, copy.due - now())
+            publish_again(copy.attempt, copy.due - now())
         except Exception as error:
-            about(copy.task, copy.request.id).warning("its delayed copy could not be published: %r", error)
+            about(copy.attempt.task, copy.attempt.request.id).warning(
+                "its delayed copy could not be published: %r", error
+            )
             return FIRST_RETRY
         self.acknowledge(copy)
         return None
@@ -183,14 +186,15 @@ class Copies:
         """Return after how many seconds a copy is due again, None if it need not come again."""
         if (left := self._unavailable_until - now()) > 0:
             return left
-        task, request = copy.task, copy.request
-        self._store = self._store or context_of(self._app).store.clone()
-        config = config_of_call(task, request.get(LOCK_OPTIONS_HEADER))
+        attempt = copy.attempt
+        attempt.context = context_of(self._app)
+        attempt.store = self._store = self._store or attempt.context.store.clone()
+        attempt.config = config_of_call(attempt.task, attempt.request.get(LOCK_OPTIONS_HEADER))
         try:
-            return handle_copy(task, request, config, self._store, request.args, request.kwargs)
+            return handle_copy(attempt)
         except StoreUnavailable:
             self._unavailable_until = now() + STORE_RETRY  # each call may take a second
-            return min(config.options.lock_ttl / 4, LONGEST_COPY_DELAY)
+            return min(attempt.options.lock_ttl / 4, LONGEST_COPY_DELAY)
 
 
 def _do_nothing() -> None: ...

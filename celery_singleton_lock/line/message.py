@@ -9,7 +9,8 @@ from kombu.serialization import dumps
 from kombu.utils import json
 
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, retry_state_of
+from celery_singleton_lock.delivery.attempt import Attempt
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.requests import LeaseRequest, Place
@@ -91,14 +92,14 @@ class _Recorder:
         self.noted.append((body, options))
 
 
-def text_of(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> str:
+def text_of(attempt: Attempt, signature: Any) -> str:
     """Return the message of a signature as JSON: its body, its queue, and the options of `kombu.Producer.publish`.
 
     The body of another serializer travels as its bytes. Return nothing if the text is long: then its copy starts it.
     """
-    log = about(task, request.id, wanted.lock)
+    app, wanted, log = attempt.task.app, attempt.wanted, attempt.log()
     try:
-        with task.app.producer_or_acquire() as producer:
+        with app.producer_or_acquire() as producer:
             recorder = _Recorder(producer)
             signature.apply_async(producer=recorder)
         body, options = recorder.noted[0]  # Celery may also send an event with it
@@ -112,10 +113,10 @@ def text_of(task: Any, request: Any, wanted: LeaseRequest, signature: Any) -> st
     except Exception as failure:  # such as a header that JSON cannot express, or an error of a receiver of signals
         log.warning("waits in line, and only a delayed copy can start it: %r", failure)
         return ""
-    longest = context_of(task.app).settings.max_message
+    longest = context_of(app).settings.max_message
     if len(text) <= longest:
         return text
-    if not retry_state_of(request).ticket:  # it comes for the first time
+    if not attempt.retry_state.ticket:  # it comes for the first time
         log.warning(
             "waits in line, and only a delayed copy can start it: its message has %d bytes, more than "
             "singleton_lock_max_message=%d", len(text), longest,

@@ -3,42 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
-from celery_singleton_lock.config.task_config import TaskConfig
-from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery import ending
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.decision import decide, policy_of
 from celery_singleton_lock.delivery.delays import LONGEST_DELAY
 from celery_singleton_lock.delivery.noting import note_failure
-from celery_singleton_lock.delivery.republish import RetryState, note_state, retry_state_of
+from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import FIRST_RETRY, publish_next
 from celery_singleton_lock.line.joining import (
     LONGEST_COPY_DELAY,
     copy_delay,
+    copy_of,
     leave,
     place_of,
     place_to_join,
     seconds_left,
-    send_copy,
     started_by,
     terminate,
 )
 from celery_singleton_lock.line.message import text_of
-from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.store.keys import LINE_TOKEN
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
+from celery_singleton_lock.store.requests import LeaseRequest, Place
 
 
-def handle_copy(
-    task: Any, request: Any, config: TaskConfig, store: LockStore, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> float | None:
+def handle_copy(attempt: Attempt) -> float | None:
     """Let the message of a delayed copy go on waiting, or publish it.
 
     Return after how many seconds the copy is due again; None if its message has been published, or needs no copy any more.
@@ -46,57 +41,59 @@ def handle_copy(
     Raises:
         StoreUnavailable: the store cannot be asked now.
     """
-    state = retry_state_of(request)
-    wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
+    config, request, state = attempt.config, attempt.request, attempt.retry_state
+    attempt.wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
     try:  # the user's functions may raise, and the parameters may have changed
-        wanted = replace(wanted, digest=config.digest(args, kwargs), limit=config.limit(args, kwargs))
-        wanted.place = place_of(task, request, config.options.on_duplicate)
-        if wanted.place:  # until when the next one is due at the latest, if the message goes on waiting
-            wanted.place = wanted.place._replace(due=_longest_delay(wanted.ttl, state) + wanted.ttl)
-        result = _acquire(task, store, wanted)
-        if result.status is AcquireStatus.DROPPED or _runs(request, result):
+        digest, limit = config.digest(request.args, request.kwargs), config.limit(request.args, request.kwargs)
+        attempt.wanted = replace(attempt.wanted, digest=digest, limit=limit, place=_place(attempt))
+        result = _acquire(attempt)
+        if result.status is AcquireStatus.DROPPED or _runs(request.id, result.holder):
             return None
         counts = result.status in (AcquireStatus.REFUSED, AcquireStatus.GRANTED)
         if counts and seconds_left(state.expires) <= 0:
-            return _revoke_expired(task, request, wanted, store, state)
+            return _revoke_expired(attempt)
         if result.status is AcquireStatus.REFUSED:
-            delay = _go_on_waiting(task, request, config, store, wanted, result)
+            delay = _go_on_waiting(attempt, result)
             if delay is not None:
                 return delay
     except StoreError as error:
-        log = about(task, request.id, wanted.lock)
-        context_of(task.app).outages.log(log, "could not ask for its place in line: %s", error)
-        note_failure(task, wanted, "acquire", error)
+        attempt.context.outages.log(attempt.log(), "could not ask for its place in line: %s", error)
+        note_failure(attempt.task, attempt.wanted, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
             raise
     except Exception as failure:
-        _fail(task, request, wanted, store, failure)
+        _fail(attempt, failure)
         return None
-    return _publish_message(task, request, wanted, store, state)
+    return _publish_message(attempt, state)
 
 
-def _go_on_waiting(
-    task: Any, request: Any, config: TaskConfig, store: LockStore, wanted: LeaseRequest, result: AcquireResult
-) -> float | None:
+def _place(attempt: Attempt) -> Place | None:
+    """Return the place of the message, with the time until which the next copy is due at the latest if it goes on waiting."""
+    place, ttl = place_of(attempt), attempt.options.lock_ttl
+    return place and place._replace(due=_longest_delay(ttl, attempt.retry_state) + ttl)
+
+
+def _go_on_waiting(attempt: Attempt, result: AcquireResult) -> float | None:
     """Return when the copy of a message that found the lock held is due again; None if the message is to be published.
 
     A message that has lost its place joins the line again.
     """
-    _, decision = decide(task, request, policy_of(task, config.options, result.holder or Holder()), result)
+    policy = policy_of(attempt.task, attempt.options, result.holder or Holder())
+    _, decision = decide(attempt, policy, result)
     if not isinstance(decision, Enqueue):
         return None
-    state = retry_state_of(request)
+    state = attempt.retry_state
     if result.is_waiting:
-        delay = copy_delay(task, request, wanted, decision, result)
+        delay = copy_delay(attempt, decision, result)
     else:
-        place, delay = place_to_join(task, request, wanted, decision, result)
-        wanted.place = place._replace(next_copy=state.copy)  # with which it comes again if this worker dies
-        result = _acquire(task, store, wanted)
+        place, delay = place_to_join(attempt, decision, result)
+        attempt.wanted.place = place._replace(next_copy=state.copy)  # with which it comes again if this worker dies
+        result = _acquire(attempt)
         if not result.is_waiting:
             return None
     if decision.terminate and result.holder:
-        terminate(task, request, wanted, result.holder)
-    note_state(request, state._replace(waited=state.waited + delay))
+        terminate(attempt, result.holder)
+    attempt.note(waited=state.waited + delay)
     return delay
 
 
@@ -105,57 +102,53 @@ def _longest_delay(ttl: float, state: RetryState) -> float:
     return min(min(ttl, LONGEST_COPY_DELAY) + state.waited, LONGEST_DELAY)
 
 
-def _acquire(task: Any, store: LockStore, wanted: LeaseRequest) -> AcquireResult:
+def _acquire(attempt: Attempt) -> AcquireResult:
     """Return the store's answer; publish the message that it names, if it names one."""
-    result = store.acquire(wanted)
-    publish_next(task.app, result.message)
+    result = attempt.store.acquire(attempt.wanted)
+    publish_next(attempt.task.app, result.message)
     return result
 
 
-def _runs(request: Any, result: AcquireResult) -> bool:
+def _runs(task_id: str, holder: Holder | None) -> bool:
     """Tell whether the message itself holds the lock, as after a loss of data that its copy did not know of."""
-    holder = result.holder
-    return holder is not None and holder.task_id == request.id and holder.state == "running"
+    return holder is not None and holder.task_id == task_id and holder.state == "running"
 
 
-def _publish_message(
-    task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState
-) -> float | None:
+def _publish_message(attempt: Attempt, state: RetryState) -> float | None:
     """Publish the message that a delayed copy stands for. If that fails, give its turn back, and return when to try again."""
-    signature = started_by(task, request, state)
+    signature = started_by(attempt, state)
     try:
         signature.apply_async()
     except Exception as failure:
-        about(task, request.id, wanted.lock).warning("could not be published in its turn: %r", failure)
-        if state.ticket and wanted.digest:
+        attempt.log().warning("could not be published in its turn: %r", failure)
+        if state.ticket and attempt.wanted.digest:
             # It may have been published all the same, so the text has a number of its own.
-            text = text_of(task, request, wanted, started_by(task, request, state))
+            text = text_of(attempt, started_by(attempt, state))
             with suppress(StoreError):  # it has its turn for a TTL
-                store.give_back(wanted, state.ticket, text)
+                attempt.store.give_back(attempt.wanted, state.ticket, text)
         return FIRST_RETRY
     return None
 
 
-def _revoke_expired(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, state: RetryState) -> float | None:
+def _revoke_expired(attempt: Attempt) -> float | None:
     """Publish an expired message without its ticket: the worker that receives it stores REVOKED. It leaves the line."""
-    delay = _publish_message(task, request, wanted, store, state._replace(ticket=""))
+    delay = _publish_message(attempt, attempt.retry_state._replace(ticket=""))
     if delay is None:
-        leave(task, store, wanted, state.ticket)
+        leave(attempt)
     return delay
 
 
-def _fail(task: Any, request: Any, wanted: LeaseRequest, store: LockStore, failure: Exception) -> None:
+def _fail(attempt: Attempt, failure: Exception) -> None:
     """Store FAILURE for a message that nobody would publish any more."""
-    about(task, request.id, wanted.lock).error("waited in line and could neither go on nor be published: %s", failure)
-    task.backend.mark_as_failure(request.id, failure, request=request)
+    ending.store_failure(attempt, failure)
     try:
-        if wanted.digest:
-            leave(task, store, wanted, retry_state_of(request).ticket)
+        if attempt.wanted.digest:
+            leave(attempt)
     except StoreError as error:
-        context_of(task.app).outages.log(about(task, request.id, wanted.lock), "could not leave the line: %s", error)
+        attempt.context.outages.log(attempt.log(), "could not leave the line: %s", error)
 
 
-def publish_again(task: Any, request: Any, delay: float) -> None:
+def publish_again(attempt: Attempt, delay: float) -> None:
     """Publish a copy again, which this worker may not keep any longer. Its number is higher, so the former one counts no more."""
-    state = retry_state_of(request)
-    send_copy(task, request, delay, state._replace(copy=state.copy + 1 + random.random()))
+    state = attempt.retry_state
+    copy_of(attempt, delay, state._replace(copy=state.copy + 1 + random.random())).apply_async()

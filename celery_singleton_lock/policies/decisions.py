@@ -1,5 +1,6 @@
 """The base class of policies, what a policy is given, and the decisions that it may return."""
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
@@ -26,10 +27,16 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class SkipRun:
-    """Do not run the body; store SUCCESS with this result. `pending` is the task id of a waiting run that stands for this one."""
+    """Do not run the body; store SUCCESS with this result.
+
+    Arguments:
+        pending: task id of a waiting run that stands for this one.
+        level: of the log line that says so.
+    """
 
     result: Any = None
     pending: str = ""
+    level: int = logging.INFO
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ Decision: TypeAlias = SkipRun | RunLater | Enqueue | Follow | Fail
 
 
 class Policy(ABC):
-    """Decides what happens to duplicates, without any side effect; `worker.outcome` acts on the decision, and logs it."""
+    """Decides what happens to duplicates, without any side effect; `delivery.ending` acts on the decision, and logs it."""
 
     #: Whether duplicates wait in line. Then newcomers ask the line, too, so that they do not overtake.
     uses_line: ClassVar[bool] = False
@@ -92,6 +99,10 @@ class Policy(ABC):
     stops_holder: ClassVar[bool] = False
     #: Whether duplicates end with the holder's result. Then the task needs a result backend that workers can read.
     reads_result: ClassVar[bool] = False
+    #: Whether no duplicate runs, own retries apart. Then the store counts one when it refuses its publication.
+    ends_duplicates: ClassVar[bool] = False
+    #: Whether each duplicate runs in time, or fails. Then it also suits a message whose work has begun, and was cut off.
+    keeps_duplicates: ClassVar[bool] = False
     #: Whether another run stands for a duplicate. Then it cannot be used in a `lock_group`, where that may be other work.
     needs_same_work: ClassVar[bool] = False
 

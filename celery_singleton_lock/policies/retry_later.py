@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, Policy, RunLater
@@ -38,6 +39,7 @@ class RetryLater(Policy):
     max_delay: float = 60.0
     jitter: float = 0.2
     max_wait: float = 3600.0
+    keeps_duplicates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, (least, most) in _RANGES.items():

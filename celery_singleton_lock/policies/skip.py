@@ -1,7 +1,7 @@
 """The policy that does not run a duplicate."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Policy, SkipRun
@@ -22,6 +22,7 @@ class Skip(Policy):
 
     result: Any = None
     own_retries: bool = False
+    ends_duplicates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.own_retries, bool):

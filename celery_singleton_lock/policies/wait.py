@@ -23,6 +23,7 @@ class Wait(Policy):
     max_waiting: int = 1000
     max_wait: float = 3600.0
     uses_line: ClassVar[bool] = True
+    keeps_duplicates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if isinstance(self.max_waiting, bool) or not isinstance(self.max_waiting, int) or self.max_waiting < 1:

@@ -13,21 +13,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
-from celery.exceptions import Ignore, Retry, WorkerLostError
+from celery.exceptions import Retry, WorkerLostError
 from celery.states import PENDING, READY_STATES, RETRY, SUCCESS
 
-from celery_singleton_lock.config.options import Options
-from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery import ending
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.decision import decide, policy_of
 from celery_singleton_lock.delivery.delays import shortened
-from celery_singleton_lock.delivery.republish import retry_state_of, signature_of
+from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, StoreError
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.log import about
 from celery_singleton_lock.policies.decisions import Fail, Follow
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
-from celery_singleton_lock.store.requests import LeaseRequest
-from celery_singleton_lock.worker.postpone import publish_or_reject
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 
 #: Shortest time in seconds for which the lock is free, without a result, before the body runs again.
 _SHORTEST_FREE = 1.0
@@ -58,7 +55,7 @@ def refuse_unreadable_results(task: Any) -> None:
         )
 
 
-def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, holder: Holder | None) -> Any:
+def follow(attempt: Attempt, decision: Follow, holder: Holder) -> Any:
     """Have the message of a duplicate follow its holder; return the result if that has ended, during its cooldown.
 
     Raises:
@@ -67,23 +64,20 @@ def follow(task: Any, request: Any, wanted: LeaseRequest, decision: Follow, hold
         Ignore, Reject: the end of this delivery, as Celery's tracer expects it.
         Exception: the holder's error.
     """
-    refuse_unreadable_results(task)
-    holder = holder or Holder()
+    refuse_unreadable_results(attempt.task)
     if holder.state == "cooldown":
-        found = _result(task, request, wanted, holder.task_id)
+        found = _result(attempt, holder.task_id)
         if isinstance(found, Joined):
             return found.result
-    elif holder.task_id in (request.parent_id, request.root_id):
-        error = DuplicateTask(wanted.lock, holder)
-        about(task, request.id, wanted.lock, holder).warning(
-            "failed, as it would wait for a task that sent it: %s", error
-        )
+    elif holder.task_id in (attempt.request.parent_id, attempt.request.root_id):
+        error = DuplicateTask(attempt.wanted.lock, holder)
+        attempt.log(holder).warning("failed, as it would wait for a task that sent it: %s", error)
         raise error
-    about(task, request.id, wanted.lock, holder).info("follows task %s: it ends with its result", holder.task_id)
-    _follow_on(task, request, wanted, decision.delay, holder)
+    attempt.log(holder).info("follows task %s: it ends with its result", holder.task_id)
+    _follow_on(attempt, decision.delay, holder)
 
 
-def join(task: Any, request: Any, options: Options, store: LockStore, wanted: LeaseRequest) -> Joined | None:
+def join(attempt: Attempt) -> Joined | None:
     """End a message with the result of the task that it follows, or follow on; return None if it is to acquire the lock.
 
     Raises:
@@ -91,56 +85,53 @@ def join(task: Any, request: Any, options: Options, store: LockStore, wanted: Le
         Ignore, Reject: it follows on.
         Exception: the error of the task that it follows.
     """
-    state = retry_state_of(request)
-    found = _result(task, request, wanted, state.follows)
+    state, wanted = attempt.retry_state, attempt.wanted
+    found = _result(attempt, state.follows)
     if isinstance(found, Joined):
         return found
     holder: Holder | None = Holder(state.follows)
     if found not in (RETRY, _UNKNOWN):  # before its retry the lock may be free, or another task's
         followed = replace(wanted, task_id=state.follows)
         try:
-            holder = store.holder(wanted.lock)
-            if holder is None and store.keep_continued(followed):
+            holder = attempt.store.holder(wanted.lock)
+            if holder is None and attempt.store.keep_continued(followed):
                 holder = Holder(state.follows)
         except StoreError as error:
-            log = about(task, request.id, wanted.lock)
-            context_of(task.app).outages.log(log, "follows on, its lock unknown: %s", error)
-    if state.was_free_before if holder is None else holder.task_id == request.id:
+            attempt.context.outages.log(attempt.log(), "follows on, its lock unknown: %s", error)
+    if state.was_free_before if holder is None else holder.task_id == attempt.request.id:
         return None
     known = holder or Holder(state.follows)
-    _, decision = decide(task, request, policy_of(task, options, known), AcquireResult(AcquireStatus.REFUSED, known))
+    policy = policy_of(attempt.task, attempt.options, known)
+    _, decision = decide(attempt, policy, AcquireResult(AcquireStatus.REFUSED, known))
     if isinstance(decision, Fail):
-        failure = DuplicateTask(wanted.lock, known)
-        about(task, request.id, wanted.lock, known).warning("failed as a duplicate: %s", failure)
-        raise failure
+        ending.fail(attempt, DuplicateTask(wanted.lock, known))
     if not isinstance(decision, Follow):  # the task has another policy now
         return None
     delay = decision.delay if holder else max(decision.delay, _SHORTEST_FREE)
-    _follow_on(task, request, wanted, delay, known, was_free_before=holder is None)
+    _follow_on(attempt, delay, known, was_free_before=holder is None)
 
 
-def _follow_on(
-    task: Any, request: Any, wanted: LeaseRequest, delay: float, holder: Holder, was_free_before: bool = False
-) -> NoReturn:
+def _follow_on(attempt: Attempt, delay: float, holder: Holder, was_free_before: bool = False) -> NoReturn:
     """Publish the message again with a delay, and end this delivery."""
-    delay, state = shortened(task.app, delay), retry_state_of(request)
+    delay, state = shortened(attempt.task.app, delay), attempt.retry_state
     following = state._replace(
         waited=state.waited + delay, ticket="", copy=0.0, follows=holder.task_id, was_free_before=was_free_before
     )
-    publish_or_reject(task, signature_of(task, request, delay, following), DuplicateTask(wanted.lock, holder))
-    raise Ignore("follows another task")
+    error = DuplicateTask(attempt.wanted.lock, holder)
+    ending.publish_or_requeue(attempt, signature_of(attempt, delay, following), error)
+    ending.drop("follows another task")
 
 
-def _result(task: Any, request: Any, wanted: LeaseRequest, task_id: str) -> Joined | str:
+def _result(attempt: Attempt, task_id: str) -> Joined | str:
     """Return how a task has ended, or its state; one whose worker died has not ended.
 
     Raises:
         Exception: the task's error.
     """
     try:
-        found: Mapping[str, Any] = task.backend.get_task_meta(task_id)
+        found: Mapping[str, Any] = attempt.task.backend.get_task_meta(task_id)
     except Exception as failure:
-        about(task, request.id, wanted.lock).warning("could not read the result of %s: %s", task_id, failure)
+        attempt.log().warning("could not read the result of %s: %s", task_id, failure)
         return _UNKNOWN
     state: str = found["status"]
     result = found["result"]
@@ -148,7 +139,7 @@ def _result(task: Any, request: Any, wanted: LeaseRequest, task_id: str) -> Join
         return str(PENDING)
     if state not in READY_STATES:
         return state
-    about(task, request.id, wanted.lock).info("ends as task %s did: %s", task_id, state)
+    attempt.log().info("ends as task %s did: %s", task_id, state)
     if state != SUCCESS:
         raise result
     return Joined(result)

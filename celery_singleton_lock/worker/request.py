@@ -13,17 +13,17 @@ from kombu.utils.imports import symbol_by_name
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.ending import revoke_successors
 from celery_singleton_lock.delivery.properties import PROPERTY, mapping_of, new_token
-from celery_singleton_lock.delivery.republish import retry_state_of
+from celery_singleton_lock.delivery.retry_state import retry_state_of
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave_line
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.requests import LeaseRequest
-from celery_singleton_lock.worker.canvas import revoke_successors
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
-from celery_singleton_lock.worker.postpone import stored_state
+from celery_singleton_lock.worker.redelivery import stored_state
 from celery_singleton_lock.worker.supervisor import Supervisor
 
 _KEEPS = "keeps its reservation or its place in line: %s"

@@ -9,8 +9,8 @@ from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
 from celery_singleton_lock.config.task_config import refuse_wrong
+from celery_singleton_lock.delivery.attempt import ATTEMPT, attempt_of
 from celery_singleton_lock.worker.execution import run_locked
-from celery_singleton_lock.worker.release import EXECUTION
 
 
 def install(cls: Any) -> None:
@@ -43,7 +43,7 @@ def _wrapped(cls: Any) -> Any:
         # a proxy of the task the current one.
         current = get_current_task()
         is_of_another = current is not None and current.name != self.name
-        if request is None or request.called_directly or is_of_another or hasattr(request, EXECUTION):
+        if request is None or request.called_directly or is_of_another or hasattr(request, ATTEMPT):
             return call(self, *args, **kwargs)
 
         has_begun = False
@@ -73,7 +73,7 @@ def _inside(original: Any) -> Any:
     """Return a `before_start` that does nothing when the tracer calls it, before the lock is acquired."""
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        if hasattr(self.request_stack.top, EXECUTION):
+        if attempt_of(self):
             original(self, task_id, args, kwargs)
 
     before_start._singleton = True  # type: ignore[attr-defined]

@@ -140,8 +140,8 @@ MUTANTS = (
     ),
     Mutant(
         "same task id is no duplicate",
-        "worker/outcome.py",
-        "    if holder.task_id == request.id and not request.is_eager:",
+        "worker/duplicates.py",
+        "    if holder.task_id == attempt.request.id and not attempt.request.is_eager:",
         "    if False:",
         "test_redelivery.py::test_no_duplicate_of_itself",
         "next .*late-skip",
@@ -432,7 +432,7 @@ MUTANTS = (
         "an own retry keeps the lock",
         "worker/execution.py",
         "        if isinstance(error, Retry):\n"
-        "            kept = kept_for_retry(state.task, config, state.task.request, state.request, error)\n",
+        "            kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.request, error)\n",
         "",
         "tests/integration/test_publish.py::test_own_retry_keeps_the_lock[prefork]",
         "the retry waits",
@@ -520,7 +520,7 @@ MUTANTS = (
     Mutant(
         "the end of a replaced task is stored once",
         "worker/replaced.py",
-        "    if stored_state(task, request) in READY_STATES:\n",
+        "    if stored_state(attempt.task, attempt.request) in READY_STATES:\n",
         "    if False:\n",
         "tests/unit/test_replace.py::test_redelivery_of_a_replaced_message[FAILURE-FAILURE]",
         "'REVOKED'",
@@ -544,7 +544,7 @@ MUTANTS = (
     Mutant(
         "a message does not join a task that sent it",
         "worker/join.py",
-        "    elif holder.task_id in (request.parent_id, request.root_id):\n",
+        "    elif holder.task_id in (attempt.request.parent_id, attempt.request.root_id):\n",
         "    elif False:\n",
         "tests/overlap/test_join.py::test_descendant[prefork]",
         "isinstance.*TimeoutError",
@@ -591,7 +591,7 @@ MUTANTS = (
     ),
     Mutant(
         "a task waits for the end of a grace period, whatever on_store_error says",
-        "worker/outcome.py",
+        "worker/duplicates.py",
         "    if in_line or is_grace:\n",
         "    if in_line:\n",
         "test_failover.py::test_lost_data_with_grace[prefork-_flush]",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from celery import states
 
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import until

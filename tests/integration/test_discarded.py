@@ -82,7 +82,7 @@ def is_free(task: Any, *args: Any) -> bool:
 @pytest.mark.parametrize("change", [undecodable, refused, invalid, too_late, no_task], ids=lambda one: one.__name__)
 def test_message_that_a_worker_discards(env: WorkerEnvironment, change: Callable[[dict[str, Any]], Any]) -> None:
     """A message that its worker cannot read, or must not, frees its lock there. The next call is published and runs."""
-    if change is too_late and celery.__version__ < "5.7":
+    if change is too_late and celery.VERSION < (5, 7):
         pytest.skip("this Celery rejects the message and runs it nevertheless, under its lock")
     job = env.job("publish")
     with env.app.producer_or_acquire() as producer:

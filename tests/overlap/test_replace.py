@@ -14,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from celery_singleton_lock import DuplicateTask, Replace
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment

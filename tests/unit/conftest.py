@@ -11,8 +11,10 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE
 from hypothesis import HealthCheck, settings
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.config.task_config import refuse_wrong
-from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.config.task_config import config_for, refuse_wrong
+from celery_singleton_lock.context import ProcessContext, context_of
+from celery_singleton_lock.delivery.attempt import Attempt
+from celery_singleton_lock.store.requests import LeaseRequest
 
 MakeApp = Callable[..., Celery]
 
@@ -75,6 +77,14 @@ def make_app() -> Iterator[MakeApp]:
 def app(make_app: MakeApp) -> Celery:
     """An app whose locks live in memory and are taken in eager runs too."""
     return make_app(singleton_lock_eager=True)
+
+
+def attempt_with(task: Any, request: Any, wanted: LeaseRequest) -> Attempt:
+    """Return a delivery that wants this lock, in this process."""
+    attempt = Attempt(task, request)
+    attempt.config, attempt.context, attempt.wanted = config_for(task), context_of(task.app), wanted
+    attempt.store = attempt.context.store
+    return attempt
 
 
 @pytest.fixture

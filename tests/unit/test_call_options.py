@@ -28,7 +28,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
 from celery_singleton_lock.config.task_config import config_for, config_of_call
-from celery_singleton_lock.delivery.republish import lock_options_of
+from celery_singleton_lock.delivery.retry_state import lock_options_of
 from celery_singleton_lock.policies import NAMED, portable_policy
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail
 from celery_singleton_lock.testing import locked

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.app.task import Context
 
-from celery_singleton_lock.worker.canvas import revoke_successors
+from celery_singleton_lock.delivery.ending import revoke_successors
 from tests.unit.conftest import MakeApp
 
 

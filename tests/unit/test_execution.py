@@ -37,7 +37,7 @@ from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import ProcessContext, replace_context
 from celery_singleton_lock.delivery.properties import Delivery, new_token
-from celery_singleton_lock.delivery.republish import RetryState
+from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.renewal import loop as loop_module
 from celery_singleton_lock.renewal import pending as pending_module
 from celery_singleton_lock.renewal.body import BodyRenewal

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery
 from kombu.asynchronous import Hub
 
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.line.dispatch import HAND_OVER, publish_next
 from celery_singleton_lock.line.handover import MAX_MESSAGE, HandOver
 from celery_singleton_lock.line.message import LineMessage

@@ -12,9 +12,9 @@ import pytest
 
 from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
+from celery_singleton_lock.delivery.attempt import ATTEMPT, Attempt
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.store.requests import LeaseRequest
-from celery_singleton_lock.worker.release import EXECUTION, Execution
 from tests.unit.conftest import Clock
 
 REQUEST = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
@@ -116,17 +116,17 @@ def test_copy_is_unprotected(clock: Clock, copied: Callable[[Any], Any]) -> None
 @pytest.mark.parametrize("copied", COPIES[1:])
 def test_copy_of_a_request(clock: Clock, copied: Callable[[Any], Any]) -> None:
     """What a request hides can be copied: the copy has nothing to release."""
-    execution = Execution()
-    execution.lease = granted(clock)
-    execution.state = state_of(execution.lease)
-    other = copied({EXECUTION: execution})
-    assert (None, False) == (other[EXECUTION].state, other[EXECUTION].lease.protected)
+    attempt = Attempt()
+    attempt.lease = granted(clock)
+    attempt.state = state_of(attempt.lease)
+    other = copied({ATTEMPT: attempt})
+    assert (None, False) == (other[ATTEMPT].state, other[ATTEMPT].lease.protected)
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
     """No pickle of what a body can reach has the token in it."""
-    lease, execution = granted(clock), Execution()
-    execution.lease, execution.state = lease, state_of(lease)
-    written = pickle.dumps([lease, execution], protocol)
+    lease, attempt = granted(clock), Attempt()
+    attempt.lease, attempt.state, attempt.wanted = lease, state_of(lease), REQUEST
+    written = pickle.dumps([lease, attempt], protocol)
     assert REQUEST.token.encode() not in written

@@ -21,8 +21,9 @@ from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.delays import LONGEST_DELAY
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
@@ -64,7 +65,7 @@ def kept(task: Any, *args: Any, **state: Any) -> tuple[Copy, list[str]]:
     consumer = SimpleNamespace(qos=qos, connection_errors=(), task_consumer=tasks, call_soon=lambda call: call())
     request = request_of(message)
     request.args = args  # which need not fit
-    return Copy(task, message, consumer, request), done
+    return Copy(Attempt(task, request), message, consumer), done
 
 
 @contextmanager
@@ -161,7 +162,7 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
         for _ in range(3):
             assert copies.handle(copy) == pytest.approx(20, abs=0.2)
         assert [] == done == messages(task)
-        number, waited = retry_state_of(copy.request).copy, retry_state_of(copy.request).waited
+        number, waited = copy.attempt.retry_state.copy, copy.attempt.retry_state.waited
         copy.received -= LONGEST_DELAY
         assert copies.handle(copy) is None
         (following,) = messages(task)

@@ -13,7 +13,7 @@ from kombu.serialization import registry
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from celery_singleton_lock.line import dispatch
 from celery_singleton_lock.line.dispatch import Retries
 from celery_singleton_lock.line.message import LineMessage

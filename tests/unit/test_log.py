@@ -6,17 +6,17 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 
 from celery_singleton_lock import Debounce, Holder, RetryLater, SingletonTask, StoreError, StoreUnavailable
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.copies import Copies
 from celery_singleton_lock.line.joining import terminate
@@ -24,6 +24,7 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
+from tests.unit.conftest import attempt_with
 from tests.unit.test_line_copies import kept
 from tests.unit.test_request import received, start
 from tests.unit.test_task import Singleton, deliver
@@ -72,7 +73,7 @@ def test_duplicate(task: Any, records: list[logging.LogRecord]) -> None:
     assert skipped.getMessage() == f"Task x[b] skipped: {task.lock_key_for()} is held by {skipped_holder(skipped)}"
     assert fields(skipped)[:3] == ("x", "b", task.lock_key_for())
     assert fields(skipped)[3]["task_id"] == holder.task_id
-    assert skipped.funcName == "_skip"
+    assert skipped.funcName == "skip"
 
 
 def skipped_holder(record: logging.LogRecord) -> str:
@@ -165,7 +166,7 @@ def dropped(app: Celery) -> None:
 
 def did_not_stop(app: Celery) -> None:
     task = locking_task(app, on_duplicate="replace")
-    terminate(task, SimpleNamespace(id="id-1"), request_of(task, "id-1"), Holder("older", "node"))
+    terminate(attempt_with(task, Context(id="id-1"), request_of(task, "id-1")), Holder("older", "node"))
 
 
 def without_store(app: Celery, **message: Any) -> None:

@@ -15,7 +15,7 @@ from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, Run
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
 from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.testing import locked

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from celery.exceptions import Ignore
 
 from celery_singleton_lock import ConfigurationError, Holder, LockLost, Replace, StoreUnavailable
@@ -24,7 +25,7 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.store.protocol import RenewResult
 from celery_singleton_lock.store.requests import LeaseRequest, Place
 from celery_singleton_lock.worker import replaced
-from tests.unit.conftest import Clock
+from tests.unit.conftest import Clock, attempt_with
 from tests.unit.fake_store import FakeStore
 from tests.unit.test_renewer import Events, Fired
 from tests.unit.test_task import deliver
@@ -266,24 +267,21 @@ def test_reason_without_a_store(singleton: Singleton, monkeypatch: pytest.Monkey
 
     store, config = context_of(task.app).store, config_for(task)
     wanted = LeaseRequest(config.base, config.digest((), {}), "t", TTL, "id-1")
-    task.push_request(id="id-1")
-    try:
-        with pytest.raises(Ignore, match=r"^replaced$"):
-            replaced.end_replaced(task, task.request, store, wanted)
-        store.acquire(LeaseRequest(config.base, config.digest((), {}), "other", TTL, "id-2"))
-        with pytest.raises(Ignore, match="by task id-2"):
-            replaced.end_replaced(task, task.request, store, wanted)
-        with pytest.raises(Ignore, match="by task id-3"):  # which has ended
-            replaced.end_replaced(task, task.request, store, wanted, "id-3")
+    attempt = attempt_with(task, Context(id="id-1"), wanted)
+    with pytest.raises(Ignore, match=r"^replaced$"):
+        replaced.end_replaced(attempt)
+    store.acquire(LeaseRequest(config.base, config.digest((), {}), "other", TTL, "id-2"))
+    with pytest.raises(Ignore, match="by task id-2"):
+        replaced.end_replaced(attempt)
+    with pytest.raises(Ignore, match="by task id-3"):  # which has ended
+        replaced.end_replaced(attempt, "id-3")
 
-        def fail(*_: Any) -> None:
-            raise StoreUnavailable("unreachable")
+    def fail(*_: Any) -> None:
+        raise StoreUnavailable("unreachable")
 
-        monkeypatch.setattr(store, "holder", fail)
-        with pytest.raises(Ignore, match=r"^replaced$"):
-            replaced.end_replaced(task, task.request, store, wanted)
-    finally:
-        task.pop_request()
+    monkeypatch.setattr(store, "holder", fail)
+    with pytest.raises(Ignore, match=r"^replaced$"):
+        replaced.end_replaced(attempt)
 
 
 @pytest.mark.parametrize(("stored", "state"), [("FAILURE", "FAILURE"), ("STARTED", "REVOKED")])
@@ -297,12 +295,8 @@ def test_redelivery_of_a_replaced_message(singleton: Singleton, stored: str, sta
     config = config_for(task)
     wanted = LeaseRequest(config.base, config.digest((), {}), "t", TTL, "id-1")
     task.backend.store_result("id-1", None, stored)
-    task.push_request(id="id-1")
-    try:
-        with pytest.raises(Ignore):
-            replaced.drop_replaced(task, task.request, context_of(task.app).store, wanted)
-    finally:
-        task.pop_request()
+    with pytest.raises(Ignore):
+        replaced.drop_replaced(attempt_with(task, Context(id="id-1"), wanted))
     assert state == task.AsyncResult("id-1").state
 
 
@@ -337,11 +331,9 @@ def test_terminate(singleton: Singleton, caplog: pytest.LogCaptureFixture, answe
         pytest.fail("must not run")
 
     task.app.control = control = Control(answer)
-    task.push_request(id="id-2")
-    wanted = LeaseRequest("base", "digest", "token", 30.0)
+    attempt = attempt_with(task, Context(id="id-2"), LeaseRequest("base", "digest", "token", 30.0))
     with caplog.at_level("WARNING", "celery_singleton_lock"):
-        terminate(task, task.request, wanted, HOLDER)
-    task.pop_request()
+        terminate(attempt, HOLDER)
     assert [("singleton_replace", {"task_id": "id-1", "replacement": "id-2"}, ["node@host"])] == control.sent
     first, *others = [record.getMessage() for record in caplog.records]
     assert "has task id-1" in first

@@ -21,7 +21,9 @@ from celery_singleton_lock import DuplicateTask, RetryLater, SingletonTask, Stor
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery import delays, routing
-from celery_singleton_lock.delivery.republish import RETRY_STATE_HEADER, RetryState, retry_state_of, signature_of
+from celery_singleton_lock.delivery.attempt import Attempt
+from celery_singleton_lock.delivery.republish import signature_of
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.store.requests import LeaseRequest
@@ -214,7 +216,7 @@ def test_natively_delayed_message(app: Celery, singleton: Singleton) -> None:
     def task() -> None: ...
 
     delayed = source("0." * 27 + "1.orders.new", "celery_delayed_delivery")
-    signature = signature_of(task, request(**delayed), 1.0, RetryState())
+    signature = signature_of(Attempt(task, request(**delayed)), 1.0, RetryState())
     found = signature.options["queue"]
     assert ("orders", TOPIC, "orders.new") == (found.name, found.exchange, found.routing_key)
     assert "orders.#" == app.amqp.queues["orders"].routing_key

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import celery
 import pytest
 
 import celery_singleton_lock
@@ -54,6 +55,8 @@ def test_python(page: Path) -> None:
     """The Python blocks of a page run one after the other; those that cannot, say why, and can be compiled."""
     for block in blocks(page, "python"):
         compile(block.text, block.name, "exec")
+    if page.name == "settings.md" and celery.VERSION < (5, 4):
+        pytest.skip("it has a task class for Django, whose base Celery has from 5.4 on")
     with Run(name_of(page)):
         pass
 

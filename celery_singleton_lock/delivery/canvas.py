@@ -1,4 +1,4 @@
-"""Revokes the tasks that would have followed a skipped or replaced task, so that nobody waits for them for ever."""
+"""Finds the tasks that would have followed a task that is skipped or replaced."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Any
 
 from celery.app.task import Context
 
-_REASON = "not run: an earlier step was skipped or replaced"
 
-
-def revoke_successors(task: Any, request: Any) -> None:
-    """Store REVOKED for each task id in the rest of the chain and in the callbacks of a request."""
+def successors(request: Any) -> Iterator[Context]:
+    """Yield a request for each task id in the rest of the chain and in the callbacks of a request."""
     seen: set[str] = set()
     for context in _contexts([*(request.chain or ()), *(request.callbacks or ())], in_header=False):
-        if context.id in seen:  # a chord has the id of its body
-            continue
-        seen.add(context.id)
-        task.backend.mark_as_revoked(context.id, _REASON, request=context, store_result=not context.ignore_result)
+        if context.id not in seen:  # a chord has the id of its body
+            seen.add(context.id)
+            yield context
 
 
 def _contexts(signatures: Iterable[Any], in_header: bool) -> Iterator[Context]:
