@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery, chain, chord, group, states, uuid
 from celery.exceptions import TaskRevokedError
@@ -595,6 +596,10 @@ class TestSameTaskId:
 
     def test_chord_first_dies(self, env: WorkerEnvironment) -> None:
         """A chord whose member was killed and redelivered runs its body once, with a later result."""
+        if celery.VERSION < (5, 7):
+            pytest.skip(
+                "this Celery requeues the message also when another delivery of it has succeeded, and so it runs again"
+            )
         first = env.job("comes_back").si(env.tag, ["hold", "return"])
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         # Logged when the first message has been requeued or, after a success of the redelivery, dropped.
