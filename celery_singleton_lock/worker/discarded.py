@@ -18,6 +18,7 @@ from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation_of
+from celery_singleton_lock.worker.celery_internals import call_on_decode_error
 
 #: Attribute of an app: its `WaitingMessages`.
 WAITING = "_celery_singleton_lock_waiting"
@@ -26,20 +27,10 @@ _LOOK_INTERVAL = 1.0
 
 
 def watch(consumer: Any) -> None:
-    """Free the reservations of messages that this consumer discards, from now on.
-
-    Celery sends no signal for a body that it cannot decode: it calls `Consumer.on_decode_error` (5.7), for which an attribute of
-    the consumer stands.
-    """
+    """Free the reservations of messages that this consumer discards, from now on."""
     signals.task_unknown.connect(_discarded, weak=False, dispatch_uid=__package__)
     signals.task_rejected.connect(_discarded, weak=False, dispatch_uid=__package__)
-    original = consumer.on_decode_error
-
-    def on_decode_error(message: Any, error: Exception) -> None:
-        original(message, error)
-        _discarded(consumer, message)
-
-    consumer.on_decode_error = on_decode_error
+    call_on_decode_error(consumer, _discarded)
 
 
 def _discarded(sender: Any, message: Any, **_: Any) -> None:

@@ -22,6 +22,7 @@ from celery_singleton_lock.line.joining import leave_line
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
 from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.worker.celery_internals import OwnReason, context_of_request, is_running, sends_events
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.redelivery import stored_state
 from celery_singleton_lock.worker.supervisor import Supervisor
@@ -36,7 +37,7 @@ def is_prefork(pool: Any) -> bool:
     return isinstance(pool, TaskPool) or (isinstance(pool, type) and issubclass(pool, TaskPool))
 
 
-class DeliveryMixin:
+class DeliveryMixin(OwnReason):
     """Extends `celery.worker.request.Request`."""
 
     supervisor: Supervisor | None = None
@@ -45,10 +46,9 @@ class DeliveryMixin:
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
-        eventer, request = self._eventer, self._request_dict
-        events = bool(eventer and eventer.enabled and self.task.send_events)
+        request = self.request_dict
         self._token = new_token()
-        delivery = self._token, message.content_type, events, self.supervisor is not None
+        delivery = self._token, message.content_type, sends_events(self), self.supervisor is not None
         request["properties"] = {**mapping_of(request.get("properties")), PROPERTY: delivery}
         waiting: WaitingMessages | None = self.task.app.__dict__.get(WAITING)
         may_have_lock = self.eta or RESERVATION_HEADER in request  # an own retry waits for its countdown
@@ -67,7 +67,7 @@ class DeliveryMixin:
 
     def revoked(self: Any) -> bool:
         """Tell whether the message was revoked or has expired; then its reservation and its place in line end."""
-        state = retry_state_of(self._request_dict)
+        state = retry_state_of(self.request_dict)
         is_revoked = bool(super().revoked())  # type: ignore[misc]
         if is_revoked:
             try:
@@ -88,7 +88,7 @@ class DeliveryMixin:
 
     def free_reservation(self: Any) -> None:
         """Release the reservation of a message that no worker will start, if it has one; another thread does that."""
-        app, wanted = self.task.app, reservation_of(self._request_dict, context_of(self.task.app).settings.prefix)
+        app, wanted = self.task.app, reservation_of(self.request_dict, context_of(self.task.app).settings.prefix)
         if wanted is None:  # an own retry may have one that no publisher has named
             config = self._config()
             if not config.options.singleton:
@@ -107,9 +107,8 @@ class DeliveryMixin:
         if self.supervisor is None:  # a greenlet is told to end, and may still clean up; a process is not reaped yet
             self._revoke_successors()
 
-    def _announce_revoked(self: Any, reason: str, *how: Any) -> None:
-        reason = f"replaced by task {self.replacement}" if self.replacement else reason
-        super()._announce_revoked(reason, *how)  # type: ignore[misc]
+    def reason(self, reason: str) -> str:
+        return f"replaced by task {self.replacement}" if self.replacement else reason
 
     def on_failure(self: Any, exc_info: Any, *args: Any, **kwargs: Any) -> Any:
         """Called in the main process when a task has failed, or its child has died."""
@@ -124,7 +123,7 @@ class DeliveryMixin:
         if stored_state(self.task, self) == SUCCESS:
             return
         try:
-            revoke_successors(self.task, self._context)
+            revoke_successors(self.task, context_of_request(self))
         except Exception as error:  # the result backend
             about(self, self.id).warning("could not revoke what would have followed: %s", error)
 
@@ -137,7 +136,7 @@ class DeliveryMixin:
         return ""
 
     def _config(self: Any) -> TaskConfig:
-        return config_of_call(self.task, self._request_dict.get(LOCK_OPTIONS_HEADER))
+        return config_of_call(self.task, self.request_dict.get(LOCK_OPTIONS_HEADER))
 
     def log_death(self: Any, pid: int) -> None:
         """Log that the child has died, whose lock is released."""
@@ -155,15 +154,8 @@ class DeliveryMixin:
         )
 
     def is_unfinished(self: Any) -> bool:
-        """Tell whether the pool still waits for the end. It waits no more once Celery has reported a time limit.
-
-        `Request._apply_result` is private to Celery, so it may be missing.
-        """
-        reference = getattr(self, "_apply_result", None)
-        if reference is None:
-            return True
-        result = reference()
-        return result is not None and not result.ready()
+        """Tell whether the pool still waits for the end."""
+        return is_running(self)
 
 
 def request_class(base: Any, app: Any, consumer: Any) -> Any:

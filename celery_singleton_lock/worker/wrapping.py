@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery._state import get_current_task
 from celery.app.task import Task
 from celery.exceptions import TaskPredicate
 
 from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.delivery.attempt import ATTEMPT, attempt_of
+from celery_singleton_lock.worker.celery_internals import get_current_task, protect
 from celery_singleton_lock.worker.execution import run_locked
 
 
@@ -54,7 +54,7 @@ def _wrapped(cls: Any) -> Any:
             self.before_start(request.id, args, kwargs)
             if original is not None:
                 return original(self, *args, **kwargs)
-            request._protected = 1  # as `celery.app.trace._install_stack_protection` (5.7): further calls are direct
+            protect(request)
             return self.run(*args, **kwargs)
 
         try:
