@@ -21,7 +21,7 @@ class ConfigurationError(SingletonError):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong, each in one line."""
+        """The problems, each in one line."""
         return self.args
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Locks that are acquired when a task is published (``lock_from="publish"``).
 
 The publisher acquires the lock with the message's task id: a reservation. The delivery that starts this message turns it into a
-lease. A message that was given a task id, such as a member of a chain, group or chord, or a parent id, such as a linked callback,
-is sent without a reservation.
+lease. Some messages are sent without a reservation: those that were given a task id, such as members of a chain, group or
+chord, and those with a parent id, such as linked callbacks.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Problems:
 
     @property
     def found(self) -> tuple[str, ...]:
-        """What was collected."""
+        """The problems that were collected."""
         return tuple(self._found)
 
     def add(self, problems: Iterable[str]) -> None:

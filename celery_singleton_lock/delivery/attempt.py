@@ -63,7 +63,7 @@ class Attempt:
 
     @property
     def ticket(self) -> str:
-        """That of the message's place in line; empty if it does not wait there."""
+        """The ticket of the message's place in line; empty if it does not wait there."""
         return (self.wanted.place or self.retry_state).ticket
 
     def log(self, holder: Holder | None = None) -> TaskLog:

@@ -23,7 +23,7 @@ NEXT_NUMBER = 0.001
 
 
 class LineMessage(NamedTuple):
-    """What starts a message that waits. Its text is JSON."""
+    """All that is needed to start a message that waits. Its text is JSON."""
 
     body: Any  # JSON, or Base64 text if the options have a `content_type`
     queue: str | None  # to be declared
@@ -56,7 +56,7 @@ class LineMessage(NamedTuple):
 
     @property
     def log(self) -> TaskLog:
-        """What logs about it."""
+        """The log of this message."""
         headers = self.options["headers"]
         return about(headers["task"], headers["id"])
 

@@ -4,8 +4,8 @@
 broker only to release a lock. A key is what logs, errors, events and `lock_key_for()` show; `task` is the name of a task, or of
 a `lock_group`.
 
-All functions raise `ConfigurationError` if the app has no store, or one that keeps no records, if a key is none of this app, and
-if a task is a member of a lock group, whose name it gives. They raise `StoreError` if the store is unreachable or refuses.
+All functions raise `ConfigurationError` if the app has no store, or one that keeps no records, and if a key is none of this app.
+So they do for a task of a lock group: the error names the group. They raise `StoreError` if the store is unreachable or refuses.
 Records are kept while `singleton_lock_stats` is on.
 """
 

@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
 
 @dataclass
 class Health:
-    """What a health check has found.
+    """The answer of a health check.
 
     Arguments:
         status: `OK`, `WARNING`, `CRITICAL` or `UNKNOWN`, as numbers from 0 to 3: the exit status of a Nagios plug-in.

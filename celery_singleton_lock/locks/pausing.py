@@ -29,8 +29,8 @@ def pause(app: Any, seconds: float, key: str = "", task: str = "", reason: str =
         by: who pauses it; the user and the host of this process, if nobody is named.
 
     Raises:
-        ConfigurationError: neither or both of key and task are given, no worker has registered the task, the time is not above 0,
-            or above a year, or a text has more than 200 characters.
+        ConfigurationError: neither or both of key and task are given, or no worker has registered the task. Or the time is not
+            above 0, or above a year, or a text has more than 200 characters.
     """
     if not 0 < seconds <= LONGEST:
         longest = duration_text(LONGEST)

@@ -31,7 +31,7 @@ _START_REPORT_DELAY = 5.0
 
 @dataclass(frozen=True)
 class ReleaseReport:
-    """What became of a request to release a lock.
+    """The outcome of a request to release a lock.
 
     Arguments:
         outcome: `"released"`, or in a dry run `"would be released"`; `"refused"`, as the body may run; `"free"`, if nobody held

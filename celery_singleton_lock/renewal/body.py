@@ -50,8 +50,8 @@ class BodyRenewal:
     def failed(self, leases: Sequence[LeaseState], error: StoreError, sent_at: float) -> None:
         """Plan another try: after a failure half way to the deadline, two more tries of ttl / 6 fit.
 
-        The last try is sent past the deadline. A call that took more than twice its timeout was probably starved by the GIL, so
-        it does not count as a failed renewal where the supervisor renews as well, for at most one TTL.
+        The last try is sent past the deadline. A call that took more than twice its timeout was probably starved by the GIL.
+        It does not count as a failed renewal where the supervisor renews as well, for at most one TTL.
         """
         time = self._clock()
         self._events.not_renewed(leases, error)

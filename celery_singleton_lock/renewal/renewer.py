@@ -21,7 +21,7 @@ BATCH = 100  # leases per call
 
 
 class Renewable(Protocol):
-    """What is renewed."""
+    """A lease that is renewed."""
 
     request: LeaseRequest
     due: float

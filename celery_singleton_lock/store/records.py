@@ -31,7 +31,7 @@ WHOLE_TASK = "*"
 
 
 class Noted(NamedTuple):
-    """What the records say of a request that the request does not say itself.
+    """Notes on a request for the records, besides its own fields.
 
     Arguments:
         policy: which policy decides, if the request is a duplicate; empty if the message was counted before.

@@ -11,7 +11,7 @@ from celery_singleton_lock.store.records import NOTHING, Noted
 
 
 class Place(NamedTuple):
-    """What a delivery says of its place in the line of its lock.
+    """The place of a delivery in the line of its lock.
 
     Arguments:
         ticket: of its message; empty if the message has not waited.
@@ -110,7 +110,7 @@ class LeaseRequest:
 
 
 class Kept(NamedTuple):
-    """What a lock becomes at its release, instead of free."""
+    """The state that a lock takes at its release, instead of free."""
 
     state: str  # of its holder
     ttl: float  # seconds

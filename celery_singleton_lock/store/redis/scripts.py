@@ -20,7 +20,7 @@ _WORDS = re.compile(r"(KEYS|ARGV) ([a-z_]+(?:, [a-z_]+)*)")
 
 
 class Words(NamedTuple):
-    """What a call passes for a feature."""
+    """Keys and arguments that a call passes for a feature."""
 
     keys: Sequence[str] = ()
     arguments: Sequence[str] = ()
