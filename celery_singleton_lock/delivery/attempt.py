@@ -26,6 +26,7 @@ class Attempt:
     """
 
     config: TaskConfig
+    options: Options  # of the task and the call
     context: ProcessContext  # of this process
     store: LockStore  # of the context, or one of its own for a thread that handles copies
     wanted: LeaseRequest
@@ -44,10 +45,9 @@ class Attempt:
         """Make copies and pickles empty: a copied request has nothing to release, and no token."""
         return Attempt, ()
 
-    @property
-    def options(self) -> Options:
-        """The options of the task and the call."""
-        return self.config.options
+    def use(self, config: TaskConfig) -> None:
+        """Take the options of the task and the call."""
+        self.config, self.options = config, config.options
 
     @property
     def ignores_result(self) -> bool:

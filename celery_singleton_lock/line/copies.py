@@ -189,7 +189,7 @@ class Copies:
         attempt = copy.attempt
         attempt.context = context_of(self._app)
         attempt.store = self._store = self._store or attempt.context.store.clone()
-        attempt.config = config_of_call(attempt.task, attempt.request.get(LOCK_OPTIONS_HEADER))
+        attempt.use(config_of_call(attempt.task, attempt.request.get(LOCK_OPTIONS_HEADER)))
         try:
             return handle_copy(attempt)
         except StoreUnavailable:

@@ -49,7 +49,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     setattr(request, ATTEMPT, attempt)
     if request.is_eager and not task.app.conf.get("singleton_lock_eager", False):
         return body()
-    attempt.config = config_of_call(task, lock_options_of(request))
+    attempt.use(config_of_call(task, lock_options_of(request)))
     if attempt.retry_state.original_id:  # see `Copies`; it must not run the body
         raise ConfigurationError(f"task {task.name}: its start_strategy() must call that of its base class")
     if not (

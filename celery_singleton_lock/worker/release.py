@@ -18,7 +18,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.dispatch import publish_next
-from celery_singleton_lock.log import about, logger
+from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.requests import Kept
 
@@ -52,15 +52,15 @@ def release(attempt: Attempt, state: LeaseState, success: bool, kept: Kept | Non
 
 def _send_release(attempt: Attempt, state: LeaseState, pending: PendingRelease) -> None:
     """Release a lease now, if the store can be asked."""
-    request, log = state.request, about(state.task, state.request.task_id, state.request.lock)
+    request = state.request
     try:
         pending.send(attempt.store)
     except StoreError as error:
-        attempt.context.outages.log(log, "could not release its lock: %s", error)
+        attempt.context.outages.log(attempt.log(), "could not release its lock: %s", error)
         note_failure(state.task, request, "release", error)
         return
     if logger.isEnabledFor(DEBUG):
-        log.debug("released %s", request.lock)
+        attempt.log().debug("released %s", request.lock)
     if not state.lost:
         send(signals.lock_released, state.task, lease=attempt.lease)
 

@@ -82,7 +82,8 @@ def app(make_app: MakeApp) -> Celery:
 def attempt_with(task: Any, request: Any, wanted: LeaseRequest) -> Attempt:
     """Return a delivery that wants this lock, in this process."""
     attempt = Attempt(task, request)
-    attempt.config, attempt.context, attempt.wanted = config_for(task), context_of(task.app), wanted
+    attempt.use(config_for(task))
+    attempt.context, attempt.wanted = context_of(task.app), wanted
     attempt.store = attempt.context.store
     return attempt
 
