@@ -25,11 +25,11 @@ def exporter(obj: Any, /, listen: str) -> None:
     if not (colon and port.isdecimal() and int(port) < 65536):
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     try:
-        from celery_singleton_lock.contrib import prometheus
+        from celery_singleton_lock.contrib.exporter import serve
     except ModuleNotFoundError as error:
         raise click.ClickException(f'{error}; install the extra: "celery_singleton_lock[prometheus]"') from error
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     try:
-        prometheus.serve(obj.app, host.strip("[]"), int(port), lambda url: click.echo(f"listens on {url}"))
+        serve(obj.app, host.strip("[]"), int(port), lambda url: click.echo(f"listens on {url}"))
     except OSError as error:
         raise click.ClickException(f"cannot listen on {listen}: {error}") from error

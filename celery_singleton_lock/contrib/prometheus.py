@@ -1,33 +1,27 @@
-"""Serves what the store has recorded of locks to Prometheus. docs/reference/metrics.md lists all metrics.
+"""Metrics of what the store has recorded of locks, for Prometheus. docs/reference/metrics.md lists all metrics.
 
 The counters live in the store: all exporters of a store show the same ones, and the restart of an exporter resets none.
 """
 
 from __future__ import annotations
 
-import signal
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from socketserver import TCPServer, ThreadingMixIn
 from time import perf_counter, time
 from typing import Any, NamedTuple, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
+from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
 from celery_singleton_lock import __version__, locks
-from celery_singleton_lock.errors import StoreError, StoreUnavailable
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies import KINDS
 from celery_singleton_lock.store.records import BOUNDS, LOSSES, OUTCOMES, STATES, VERBS, Statistics
 
 Answer = TypeVar("Answer")
 _PREFIX = "celery_singleton_"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Counter(NamedTuple):
@@ -199,63 +193,3 @@ def _buckets(one: Statistics, name: str) -> Sequence[tuple[str, float]]:
 def _family(kind: type[Any], name: str, text: str, value: float) -> Metric:
     family: Metric = kind(_PREFIX + name, text, value=value)
     return family
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """Serves each request in a thread. On `::`, the address of all interfaces, it takes IPv4, too."""
-
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, self.server_address[0] != "::")
-        TCPServer.server_bind(self)  # that of HTTPServer asks DNS for the name of this host
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-
-class _ServerIPv6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Log no requests."""
-
-
-def _with_health(metrics: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """Return a WSGI application that tells on `/health` that this process answers, and asks the store on all other paths."""
-
-    def application(environ: Mapping[str, Any], start_response: Callable[..., object]) -> Iterable[bytes]:
-        if environ["PATH_INFO"] != "/health":
-            return metrics(environ, start_response)
-        start_response("200 OK", [("Content-Type", "text/plain")])
-        return [b"ok\n"]
-
-    return application
-
-
-def serve(app: Any, host: str, port: int, listening: Callable[[str], object]) -> None:
-    """Serve the metrics until SIGTERM or SIGINT comes; `listening` is told the URL.
-
-    Arguments:
-        host: empty for all interfaces.
-
-    Raises:
-        ConfigurationError: the app has no store, or one that keeps no records.
-        StoreError: the store refuses the login. One that cannot be reached may come back.
-        OSError: the address cannot be used.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in the server's threads too, so that they end this one's wait
-    with suppress(StoreUnavailable):
-        locks.tasks(app)
-    registry = CollectorRegistry()
-    registry.register(LockCollector(app))
-    host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
-    kind = _ServerIPv6 if ":" in host else _Server
-    server = make_server(host, port, _with_health(make_wsgi_app(registry)), kind, _Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    listening(f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics")
-    signal.sigwait(_SIGNALS)
-    server.shutdown()
-    server.server_close()

@@ -187,7 +187,7 @@ def test_supervisor_knows_of_the_limit(app: Celery, singleton: Singleton) -> Non
     class Request(DeliveryMixin):
         def __init__(self, task: Any) -> None:
             self.task, self.id, self.hostname, self._token = task, "id-1", "node", "t0ken"
-            self._request_dict: dict[str, Any] = {}
+            self.request_dict: dict[str, Any] = {}
 
     for name, limit, expected in (("one", 1, 0), ("three", 3, 1), ("callable", lambda: 3, 1)):
 

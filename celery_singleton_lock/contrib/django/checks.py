@@ -17,7 +17,7 @@ from celery_singleton_lock.config.problems import Problems
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import open_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.worker.bootstep import options_of_tasks, problem_of
+from celery_singleton_lock.worker.checks import options_of_tasks, problem_of
 
 #: Before Celery (5.7) imports task modules in a Django project, it runs all checks.
 _is_running = ContextVar("celery_singleton_lock_check", default=False)
