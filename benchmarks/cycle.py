@@ -17,7 +17,7 @@ from benchmarks.tasks import BARE, OURS, SCALARS
 from benchmarks.tracer import around_body, request_of, traced_request
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 RAW = "raw socket, same two EVALSHA"
 LIBRARY = "this library, all around a body"
@@ -83,11 +83,11 @@ def _after_a_request(task: Any, sample: Sample) -> Sample:
     return after
 
 
-def request_for(task: Any, *args: Any) -> LeaseRequest:
+def request_for(task: Any, *args: Any) -> LeaseSpec:
     """The claim of a delivery with these arguments."""
     plan, request = config_for(task), request_of(task, args)
     token, ttl = request["id"].replace("-", ""), plan.options.lock_ttl
-    return LeaseRequest(plan.base, plan.digest(args, {}), token, ttl, request["id"], request["hostname"], 1)
+    return LeaseSpec(plan.base, plan.digest(args, {}), token, ttl, request["id"], request["hostname"], 1)
 
 
 def _store_cycle(stage: Stage) -> Callable[[], None]:

@@ -106,10 +106,10 @@ def leases(
 
 
 def _granted(stage: Stage, store: Any, task: Any, handler: BodyRenewal, ttl: float) -> LeaseState:
-    wanted = replace(request_for(task, next(stage.numbers), "account-17", 0.0), ttl=ttl)
+    spec = replace(request_for(task, next(stage.numbers), "account-17", 0.0), ttl=ttl)
     sent_at = now()
-    result = store.acquire(wanted)
-    lease = LeaseState(wanted, task)
+    result = store.acquire(spec)
+    lease = LeaseState(spec, task)
     lease.granted(sent_at, result.fence, handler.verify)
     return lease
 

@@ -15,7 +15,7 @@ from celery_singleton_lock.log import TaskLog, about, logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.outage import Limit, Outages
 from celery_singleton_lock.store.records import task_of
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.tally import Tally
 
 #: A message that found its lock held does not run, as under `Skip`. Has `name`, `key` and `holder` (the fields of `Holder`, or
@@ -56,7 +56,7 @@ class EventLogger:
         self._limit = Limit()
 
     def renewed(self, state: LeaseState) -> None:
-        self._tally.count(state.request.base, "renewals")
+        self._tally.count(state.spec.base, "renewals")
         if signals.lock_renewed.receivers:
             self._report(_send_for, signals.lock_renewed, state)
 
@@ -64,16 +64,16 @@ class EventLogger:
         if isinstance(error, StoreUnavailable):
             self.outages.failed(error)
         self.outages.count("renew", error)
-        self._tally.count(leases[0].request.base, "store_errors:renew")
+        self._tally.count(leases[0].spec.base, "store_errors:renew")
         for state in leases:
-            self._tally.count(state.request.base, "renewal_failures")
+            self._tally.count(state.spec.base, "renewal_failures")
 
     def lost(self, state: LeaseState, reason: str = "expired") -> None:
-        self._tally.count(state.request.base, f"lost:{reason}")
+        self._tally.count(state.spec.base, f"lost:{reason}")
         self.outages.lost(state)
         self._report(self._log, state, "lost its lock and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
-        self._report(self._report_counts, state.request.base)
+        self._report(self._report_counts, state.spec.base)
         if state.sends_events:
             self._report(_send_event, state, reason)
 
@@ -87,13 +87,13 @@ class EventLogger:
 
     def reacquired(self, state: LeaseState) -> None:
         self._report(self._log, state, "reacquired its lock, which was missing from the store")
-        self._report(self._report_counts, state.request.base)  # it may have been lost while the store was unreachable
+        self._report(self._report_counts, state.spec.base)  # it may have been lost while the store was unreachable
 
     def unreachable(self, state: LeaseState, error: StoreError) -> None:
         text = f"{_WHERE} could not renew its lock: %s"
-        self._report(self.outages.log, _about(state), text, error, state.request.node, state.request.pid)
+        self._report(self.outages.log, _about(state), text, error, state.spec.node, state.spec.pid)
         self._report(
-            send, signals.store_error, state.task, key=state.request.lock, task_id=state.request.task_id, error=error
+            send, signals.store_error, state.task, key=state.spec.lock, task_id=state.spec.task_id, error=error
         )
 
     def refused(self, error: StoreError) -> None:
@@ -101,16 +101,16 @@ class EventLogger:
         text = "The store of locks refuses this process now, so locks wait until it accepts it again: %s"
         self._report(logger.error, text, error)
 
-    def loop_failed(self, error: BaseException, request: LeaseRequest | None = None) -> None:
-        if request is None:
+    def loop_failed(self, error: BaseException, spec: LeaseSpec | None = None) -> None:
+        if spec is None:
             self._report(logger.error, "A background thread of locks met an error and goes on", exc_info=error)
         else:
-            log = about(task_of(request.base), request.task_id, request.lock)
+            log = about(task_of(spec.base), spec.task_id, spec.lock)
             self._report(log.error, "could not release its lock, and leaves it to expire: %s", error)
 
     def _log(self, state: LeaseState, text: str, *more: object) -> None:
         level = logging.WARNING if self._limit.allows() else logging.DEBUG
-        _about(state).log(level, f"{_WHERE} {text}", state.request.node, state.request.pid, *more)
+        _about(state).log(level, f"{_WHERE} {text}", state.spec.node, state.spec.pid, *more)
 
     def _report(self, call: Callable[..., object], *args: Any, **named: Any) -> None:
         with suppress(Exception):
@@ -118,15 +118,15 @@ class EventLogger:
 
 
 def _send_for(signal: Any, state: LeaseState) -> None:
-    send(signal, state.task, lease=Lease(state.request.lock, state))
+    send(signal, state.task, lease=Lease(state.spec.lock, state))
 
 
 def _send_event(state: LeaseState, reason: str) -> None:
-    request = state.request
-    with state.task.app.events.default_dispatcher(hostname=request.node) as dispatcher:  # as `Task.send_event` does
-        fields = {"uuid": request.task_id, "name": state.task.name, "key": request.lock, "reason": reason}
+    spec = state.spec
+    with state.task.app.events.default_dispatcher(hostname=spec.node) as dispatcher:  # as `Task.send_event` does
+        fields = {"uuid": spec.task_id, "name": state.task.name, "key": spec.lock, "reason": reason}
         dispatcher.send(TASK_LOST, **fields)
 
 
 def _about(state: LeaseState) -> TaskLog:
-    return about(state.task, state.request.task_id, state.request.lock)
+    return about(state.task, state.spec.task_id, state.spec.lock)

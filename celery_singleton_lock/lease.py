@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import LockLost
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 #: Longest time, in seconds, after which a task that can be replaced learns that it is to stop, while its store can be reached.
 STOP_INTERVAL = 1.0
@@ -22,12 +22,26 @@ class LeaseState:
     """
 
     __slots__ = (
-        "cap", "cooldown_until", "deadline", "due", "ended", "fence", "interrupt", "loss", "lost", "reacquired", "request",
-        "sends_events", "stopped", "task", "unreleased", "verify"
+        "cap",
+        "cooldown_until",
+        "deadline",
+        "due",
+        "ended",
+        "fence",
+        "interrupt",
+        "loss",
+        "lost",
+        "reacquired",
+        "sends_events",
+        "spec",
+        "stopped",
+        "task",
+        "unreleased",
+        "verify"
     )  # fmt: skip
 
-    def __init__(self, request: LeaseRequest, task: Any = None) -> None:
-        self.request = request
+    def __init__(self, spec: LeaseSpec, task: Any = None) -> None:
+        self.spec = spec
         self.task = task
         self.fence = 0
         self.deadline = 0.0  # until then the lock is surely ours
@@ -52,14 +66,14 @@ class LeaseState:
 
     def renewed(self, sent_at: float) -> None:
         """Move the deadline: it counts from before the call that succeeded was sent."""
-        self.deadline = sent_at + self.request.ttl
-        self.due = sent_at + self.shortened(self.request.ttl / 3)
+        self.deadline = sent_at + self.spec.ttl
+        self.due = sent_at + self.shortened(self.spec.ttl / 3)
         if self.deadline > self.cap:
             self.deadline, self.due = self.cap, min(self.due, self.cap)
 
     def shortened(self, interval: float) -> float:
         """Return the time to the next renewal: this one, or less if the body can be asked to stop."""
-        return min(interval, STOP_INTERVAL) if self.request.stoppable else interval
+        return min(interval, STOP_INTERVAL) if self.spec.stoppable else interval
 
     def is_active(self, time: float) -> bool:
         """Tell whether the lease is to be renewed, or reacquired."""
@@ -68,11 +82,11 @@ class LeaseState:
     def call_timeout(self, time: float) -> float:
         """Return how long a call to renew may take: a sixth of the TTL, and not past a deadline that lies ahead."""
         left = self.deadline - time
-        return min(self.request.ttl / 6, left) if left > 0 and not self.lost else self.request.ttl / 6
+        return min(self.spec.ttl / 6, left) if left > 0 and not self.lost else self.spec.ttl / 6
 
     def is_stopped_by(self, error: LockLost) -> bool:
         """Tell whether this error stopped the body. An asynchronous exception comes without a key."""
-        return self.stopped and error.key in ("", self.request.lock)
+        return self.stopped and error.key in ("", self.spec.lock)
 
     @property
     def held(self) -> bool:
@@ -108,7 +122,7 @@ class Lease:
         """
         if self._state is None:
             return 0
-        return None if self._state.request.limit else self._state.fence
+        return None if self._state.spec.limit else self._state.fence
 
     @property
     def protected(self) -> bool:
@@ -136,6 +150,6 @@ class Lease:
         state = self._state
         if state is None or state.held:
             return
-        is_over = state.lost or state.stopped or state.ended or state.request.pid != os.getpid()
+        is_over = state.lost or state.stopped or state.ended or state.spec.pid != os.getpid()
         if is_over or not state.verify(state):
             raise LockLost(self.key)

@@ -141,17 +141,17 @@ class Outages:
         with self._mutex:
             if self._began == math.inf:
                 return
-            task = f"{getattr(state.task, 'name', state.task)}[{state.request.task_id}]"
-            self._lost[state.request.token] = task, ""
+            task = f"{getattr(state.task, 'name', state.task)}[{state.spec.task_id}]"
+            self._lost[state.spec.token] = task, ""
         self.count("lost")
 
     def found(self, state: LeaseState, was_alone: bool) -> None:
         """Note whether another task had the lock of a lease that was lost in the outage."""
         with self._mutex:
-            task, known = self._lost.get(state.request.token, ("", ""))
+            task, known = self._lost.get(state.spec.token, ("", ""))
             if task and not known:
                 told = "nobody else had its lock" if was_alone else "another task had its lock meanwhile"
-                self._lost[state.request.token] = task, told
+                self._lost[state.spec.token] = task, told
 
     def look(self) -> float:
         """Ask the store, and report the end of an outage; return when to do so again."""

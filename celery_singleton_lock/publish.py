@@ -37,7 +37,7 @@ from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod
 from celery_singleton_lock.store.records import NOTHING, Noted
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 
 def is_locked_at_publish(task: Any) -> bool:
@@ -64,47 +64,47 @@ def publish(
     if not config.options.singleton:
         return send()
     ttl = lifetime(task, options.get("countdown") or options.get("eta"), options.get("expires") or task.expires)
-    wanted = reservation(config, uuid(), args, kwargs, ttl)
-    holder = _reserve(task, config, wanted)
+    spec = reservation(config, uuid(), args, kwargs, ttl)
+    holder = _reserve(task, config, spec)
     if holder is not None:
-        existing = _instead(task, config, wanted, holder)
+        existing = _instead(task, config, spec, holder)
         if existing is not None:
             return existing
     try:
-        result = send(task_id=wanted.task_id, **({} if holder else _named(config, wanted, options)))
+        result = send(task_id=spec.task_id, **({} if holder else _named(config, spec, options)))
     except BaseException:
         if holder is None:
-            _cancel(task, config, wanted)
+            _cancel(task, config, spec)
         raise
     result.duplicate = holder
     return result
 
 
-def _named(config: TaskConfig, wanted: LeaseRequest, options: Mapping[str, Any]) -> dict[str, Any]:
+def _named(config: TaskConfig, spec: LeaseSpec, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the option of `apply_async` that has the message name its reservation."""
-    return {"headers": {**(options.get("headers") or {}), RESERVATION_HEADER: header_of(config, wanted)}}
+    return {"headers": {**(options.get("headers") or {}), RESERVATION_HEADER: header_of(config, spec)}}
 
 
-def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | None:
+def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
     """Acquire the lock for a message; return who holds it instead."""
     context = context_of(task.app)
     # Under other policies the call may be sent, and is counted when it starts.
     policy = config.options.on_duplicate
     counts = getattr(policy, "ends_duplicates", False)
-    wanted.noted = Noted(name_of(policy) if counts else "", counted=context.tally.take(wanted.base))
+    spec.noted = Noted(name_of(policy) if counts else "", counted=context.tally.take(spec.base))
     try:
-        result = context.store.acquire(wanted)
+        result = context.store.acquire(spec)
         if result.holder is not None and has_ended(task, result.holder):
-            _free(task, config, wanted, result.holder)
-            result = context.store.acquire(wanted)
+            _free(task, config, spec, result.holder)
+            result = context.store.acquire(spec)
     except GracePeriod as error:  # it meets its lock when it starts
-        context.outages.log(about(task, wanted.task_id, wanted.lock), "is sent without its lock: %s", error)
+        context.outages.log(about(task, spec.task_id, spec.lock), "is sent without its lock: %s", error)
         return None
     except StoreError as error:
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
-        context.outages.log(about(task, wanted.task_id, wanted.lock), text, error)
-        note_failure(task, wanted, "acquire", error)
+        context.outages.log(about(task, spec.task_id, spec.lock), text, error)
+        note_failure(task, spec, "acquire", error)
         if fails:
             raise
         context.outages.count("without")
@@ -115,7 +115,7 @@ def _reserve(task: Any, config: TaskConfig, wanted: LeaseRequest) -> Holder | No
     return None
 
 
-def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> SingletonResult | None:
+def _instead(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> SingletonResult | None:
     """Return the holder's result if the policy skips the call, None if it is to be sent."""
     policy = policy_of(task, config.options, holder)
     decision = policy.decide(Duplicate(holder))
@@ -126,27 +126,27 @@ def _instead(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder
         return None
     if isinstance(decision, SkipRun) and has_lost_result(task, holder):
         return None
-    if is_paused or not wanted.noted.policy:  # else the script has counted it
-        context_of(task.app).tally.count(wanted.base, f"duplicates:{name_of(config.options.on_duplicate)}")
-    return end_call(task, wanted, holder, policy, decision)
+    if is_paused or not spec.noted.policy:  # else the script has counted it
+        context_of(task.app).tally.count(spec.base, f"duplicates:{name_of(config.options.on_duplicate)}")
+    return end_call(task, spec, holder, policy, decision)
 
 
-def _cancel(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
+def _cancel(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
     try:
-        _release(task, config, wanted)
+        _release(task, config, spec)
     except StoreError as error:  # it expires
-        log = about(task, wanted.task_id, wanted.lock)
+        log = about(task, spec.task_id, spec.lock)
         context_of(task.app).outages.log(log, "could not release its reservation: %s", error)
-        note_failure(task, wanted, "release", error)
+        note_failure(task, spec, "release", error)
 
 
-def _free(task: Any, config: TaskConfig, wanted: LeaseRequest, holder: Holder) -> None:
+def _free(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> None:
     """Release the reservation of a message that has ended."""
-    about(task, wanted.task_id, wanted.lock, holder).info("is published, as task %s has ended", holder.task_id)
-    ended = replace(wanted, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, noted=NOTHING)
+    about(task, spec.task_id, spec.lock, holder).info("is published, as task %s has ended", holder.task_id)
+    ended = replace(spec, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, noted=NOTHING)
     _release(task, config, ended)
 
 
-def _release(task: Any, config: TaskConfig, wanted: LeaseRequest) -> None:
-    released = context_of(task.app).store.release(replace(wanted, ttl=config.options.lock_ttl), success=False)
+def _release(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
+    released = context_of(task.app).store.release(replace(spec, ttl=config.options.lock_ttl), success=False)
     publish_next(task.app, released.message)

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.keys import queued_token
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 
 #: Header of a message that was published with its lock: the lock key, its `lock_limit` and its `lock_ttl`.
 RESERVATION_HEADER = "singleton_reservation"
@@ -24,20 +24,20 @@ RESERVATION_HEADER = "singleton_reservation"
 
 def reservation(
     config: TaskConfig, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any], ttl: float
-) -> LeaseRequest:
+) -> LeaseSpec:
     """Return the request for a reservation of this message."""
     digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
     place = Place() if getattr(config.options.on_duplicate, "uses_line", False) else None  # behind those that wait
     more: dict[str, Any] = {"queued": True, "place": place, "limit": limit, "grace": config.options.lock_ttl}
-    return LeaseRequest(config.base, digest, queued_token(task_id), ttl, task_id, **more)
+    return LeaseSpec(config.base, digest, queued_token(task_id), ttl, task_id, **more)
 
 
-def header_of(config: TaskConfig, wanted: LeaseRequest) -> list[Any]:
+def header_of(config: TaskConfig, spec: LeaseSpec) -> list[Any]:
     """Return the header of a message that has this reservation."""
-    return [wanted.lock, wanted.limit, config.options.lock_ttl]
+    return [spec.lock, spec.limit, config.options.lock_ttl]
 
 
-def reservation_of(headers: Any, prefix: str) -> LeaseRequest | None:
+def reservation_of(headers: Any, prefix: str) -> LeaseSpec | None:
     """Return the reservation that a message names, whether or not this process knows its task; None if it names none.
 
     Arguments:
@@ -52,12 +52,12 @@ def reservation_of(headers: Any, prefix: str) -> LeaseRequest | None:
         return None
     if not base.startswith(f"{prefix}:{{"):
         return None
-    return LeaseRequest(base, digest, queued_token(task_id), ttl, task_id, queued=True, limit=limit)
+    return LeaseSpec(base, digest, queued_token(task_id), ttl, task_id, queued=True, limit=limit)
 
 
-def free_reservation(app: Any, wanted: LeaseRequest, publish: Callable[[str], object]) -> None:
+def free_reservation(app: Any, spec: LeaseSpec, publish: Callable[[str], object]) -> None:
     """Release the reservation of a message that no worker will start, in the background; `publish` the next in line."""
-    pending = PendingRelease(wanted, success=False, outcome=False, publish=publish)
+    pending = PendingRelease(spec, success=False, outcome=False, publish=publish)
     context_of(app).renewer.release_later(pending)
 
 
@@ -84,7 +84,7 @@ def has_lost_result(task: Any, holder: Holder) -> bool:
         return False
 
 
-def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseRequest, retry: Retry) -> Kept | None:
+def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseSpec, retry: Retry) -> Kept | None:
     """Return the reservation that a lease becomes when its task retries itself with the same lock key."""
     options = config.options
     if options.lock_from == "start" or options.lock_until == "start" or retry.sig is None:

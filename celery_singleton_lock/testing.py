@@ -22,7 +22,7 @@ from celery_singleton_lock.context import ProcessContext, context_of, replace_co
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.task import SingletonMixin
 
 _CHANGED = {"singleton_lock_url": "memory://", "singleton_lock_eager": True}
@@ -58,13 +58,13 @@ def locked(task: Any, *args: Any, **kwargs: Any) -> Iterator[Holder]:
     digest, token = config.digest(args, kwargs), os.urandom(16).hex()
     limit = config.limit(args, kwargs)
     task_id = f"held-by-test-{uuid4()}" if limit else "held-by-test"  # one id twice would be a redelivery
-    wanted = LeaseRequest(config.base, digest, token, 3600.0, task_id, "test", os.getpid(), limit=limit)
-    result = store.acquire(wanted)
-    assert result.status is AcquireStatus.GRANTED, f"{wanted.lock} is held by {result.holder}"
+    spec = LeaseSpec(config.base, digest, token, 3600.0, task_id, "test", os.getpid(), limit=limit)
+    result = store.acquire(spec)
+    assert result.status is AcquireStatus.GRANTED, f"{spec.lock} is held by {result.holder}"
     try:
-        yield Holder(wanted.task_id, wanted.node, wanted.pid, 0.0, wanted.ttl)
+        yield Holder(spec.task_id, spec.node, spec.pid, 0.0, spec.ttl)
     finally:
-        publish_next(task.app, store.release(wanted, success=False).message)
+        publish_next(task.app, store.release(spec, success=False).message)
 
 
 def assert_held(task: Any, *args: Any, **kwargs: Any) -> Holder:

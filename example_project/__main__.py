@@ -39,10 +39,10 @@ def options() -> demo.Options:
 
 def main() -> int:
     """Run the demo and return its exit code: 0 success, 1 a broken promise, 2 the demo could not run, 130 interrupted."""
-    wanted = options()
+    spec = options()
     interrupts.listen()
     try:
-        return demo.run(wanted, display.choose())
+        return demo.run(spec, display.choose())
     except (DemoFailed, NoServerFound, RedisError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -37,7 +37,7 @@ class TaskConfig:
     keys: KeyBuilder
     base: str
     check_call: Callable[..., object] | None
-    #: Returns how many calls with a call's lock key may run at once; 0: one, without slots (see `LeaseRequest.limit`).
+    #: Returns how many calls with a call's lock key may run at once; 0: one, without slots (see `LeaseSpec.limit`).
     limit: Callable[[Sequence[Any], Mapping[str, Any]], int]
 
     def digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

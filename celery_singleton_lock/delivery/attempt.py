@@ -13,7 +13,7 @@ from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 #: Attribute of a request: its `Attempt`. It is there from before the lock is acquired until `task_postrun`.
 ATTEMPT = "_singleton_attempt"
@@ -29,7 +29,7 @@ class Attempt:
     options: Options  # of the task and the call
     context: ProcessContext  # of this process
     store: LockStore  # of the context, or one of its own for a thread that handles copies
-    wanted: LeaseRequest
+    spec: LeaseSpec
 
     def __init__(self, task: Any = None, request: Any = None) -> None:
         self.task = task
@@ -64,11 +64,11 @@ class Attempt:
     @property
     def ticket(self) -> str:
         """The ticket of the message's place in line; empty if it does not wait there."""
-        return (self.wanted.place or self.retry_state).ticket
+        return (self.spec.place or self.retry_state).ticket
 
     def log(self, holder: Holder | None = None) -> TaskLog:
         """Return what logs about this delivery; `holder`: who has the lock instead."""
-        return about(self.task, self.request.id, self.wanted.lock, holder)
+        return about(self.task, self.request.id, self.spec.lock, holder)
 
     def note(self, **changes: Any) -> None:
         """Have the request, and what is published again for it, carry these fields of the retry state from now on."""

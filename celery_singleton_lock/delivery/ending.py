@@ -26,31 +26,29 @@ from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import Policy
 from celery_singleton_lock.policies.decisions import Decision, Fail, SkipRun
 from celery_singleton_lock.result import SingletonResult
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 _NOT_RUN = "not run: an earlier step was skipped or replaced"
 
 
-def announce(task: Any, wanted: LeaseRequest, holder: Holder, policy: Policy, decision: Decision) -> None:
+def announce(task: Any, spec: LeaseSpec, holder: Holder, policy: Policy, decision: Decision) -> None:
     """Send the signal for a duplicate that met this holder."""
     pending = decision.pending if isinstance(decision, SkipRun) else ""
-    named = {"task_id": wanted.task_id, "holder": holder, "policy": policy, "pending": pending}
-    send(signals.duplicate, task, key=wanted.lock, **named)
+    named = {"task_id": spec.task_id, "holder": holder, "policy": policy, "pending": pending}
+    send(signals.duplicate, task, key=spec.lock, **named)
 
 
-def end_call(
-    task: Any, wanted: LeaseRequest, holder: Holder, policy: Policy, decision: SkipRun | Fail
-) -> SingletonResult:
+def end_call(task: Any, spec: LeaseSpec, holder: Holder, policy: Policy, decision: SkipRun | Fail) -> SingletonResult:
     """End a call that is not published, as the policy decides: return the holder's result.
 
     Raises:
         DuplicateTask: the decision is to fail.
     """
-    announce(task, wanted, holder, policy, decision)
+    announce(task, spec, holder, policy, decision)
     if isinstance(decision, Fail):
-        raise DuplicateTask(wanted.lock, holder)
-    log = about(task, wanted.task_id, wanted.lock, holder)
-    log.log(decision.level, "was not published: %s is held by %s", wanted.lock, holder)
+        raise DuplicateTask(spec.lock, holder)
+    log = about(task, spec.task_id, spec.lock, holder)
+    log.log(decision.level, "was not published: %s is held by %s", spec.lock, holder)
     result: SingletonResult = task.AsyncResult(holder.task_id)
     result.duplicate = holder
     return result
@@ -92,7 +90,7 @@ def skip(attempt: Attempt, decision: SkipRun, holder: Holder | None, reason: str
         return decision.result
     revoke_successors(task, request)
     task.backend.mark_as_done(request.id, decision.result, request, not attempt.ignores_result)
-    fields = {"name": task.name, "key": attempt.wanted.lock, "holder": holder and holder.as_dict()}
+    fields = {"name": task.name, "key": attempt.spec.lock, "holder": holder and holder.as_dict()}
     if decision.pending:
         fields["pending"] = decision.pending
     _send_event(attempt, log, TASK_SKIPPED, **fields)
@@ -144,7 +142,7 @@ def postpone(attempt: Attempt, delay: float, error: Exception) -> NoReturn:
         Exception: the given error, if it cannot be published.
     """
     delay, state = shortened(attempt.task.app, delay), attempt.retry_state
-    place = attempt.wanted.place or Place()
+    place = attempt.spec.place or Place()
     following = RetryState(
         state.times + 1,
         state.waited + delay,

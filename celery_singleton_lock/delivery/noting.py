@@ -14,30 +14,30 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 
 def note_acquire(attempt: Attempt) -> None:
     """Have the next call count the message as a duplicate, if it is one and comes for the first time."""
     policy = name_of(attempt.options.on_duplicate) if attempt.retry_state.is_first else ""
-    counted = attempt.context.tally.take(attempt.wanted.base)
-    attempt.wanted.noted = Noted(policy, attempt.retry_state.waited, counted=counted)
+    counted = attempt.context.tally.take(attempt.spec.base)
+    attempt.spec.noted = Noted(policy, attempt.retry_state.waited, counted=counted)
 
 
-def note_failure(task: Any, wanted: LeaseRequest, verb: str, error: StoreError) -> None:
+def note_failure(task: Any, spec: LeaseSpec, verb: str, error: StoreError) -> None:
     """Count a call that failed, and send the signal for it; keep for the next call what this one was to take to the store."""
     context = context_of(task.app)
     context.outages.count(verb, error)
     tally = context.tally
-    tally.put_back(wanted.base, wanted.noted.counted)
-    tally.count(wanted.base, f"store_errors:{verb}")
-    send(signals.store_error, task, key=wanted.lock, task_id=wanted.task_id, error=error)
+    tally.put_back(spec.base, spec.noted.counted)
+    tally.count(spec.base, f"store_errors:{verb}")
+    send(signals.store_error, task, key=spec.lock, task_id=spec.task_id, error=error)
 
 
-def note_end(wanted: LeaseRequest, error: BaseException | None, stopped: bool = False) -> None:
+def note_end(spec: LeaseSpec, error: BaseException | None, stopped: bool = False) -> None:
     """Have the release say how the body ended; `stopped`: because a newer message replaces it."""
     outcome, text = ("other", "") if stopped else _outcome(error)
-    wanted.noted = Noted(outcome=outcome, error=text)
+    spec.noted = Noted(outcome=outcome, error=text)
 
 
 def _outcome(error: BaseException | None) -> tuple[str, str]:

@@ -79,9 +79,9 @@ class Retries:
 
     def add(self, message: LineMessage, delay: float = FIRST_RETRY) -> None:
         """Give back the turn of a message, and try again after this delay: under another number than what is given back."""
-        request, message = message.request(), message.again()
+        spec, message = message.spec(), message.again()
         try:
-            self._context.store.give_back(request, message.place.ticket, message.text)
+            self._context.store.give_back(spec, message.place.ticket, message.text)
         except StoreError as error:
             self._context.outages.log(message.log, "could not give its turn back: %s", error)
         due = now() + delay
@@ -99,7 +99,7 @@ class Retries:
     def _try_again(self, message: LineMessage, delay: float) -> None:
         """Do as a delayed copy of the message does: publish it if it is its turn."""
         try:
-            result = self._context.store.acquire(message.request())
+            result = self._context.store.acquire(message.spec())
             publish_next(self._app, result.message)
             if result.status is AcquireStatus.GRANTED:
                 _send(self._app, message)

@@ -34,7 +34,7 @@ from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
 from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.protocol import AcquireResult
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 #: Longest time, in seconds, after which the next copy of a waiting message comes.
 LONGEST_COPY_DELAY = 60.0
@@ -86,13 +86,13 @@ def publish_copy(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> 
 def place_to_join(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> tuple[Place, float]:
     """Return the place that a message joins the line with, and the seconds after which its next copy is due."""
     state = attempt.retry_state
-    asked = attempt.wanted.place or Place()  # has a ticket, too, if the message found no room under another policy
+    asked = attempt.spec.place or Place()  # has a ticket, too, if the message found no room under another policy
     state = state._replace(ticket=state.ticket or asked.ticket or os.urandom(8).hex())
     delay = copy_delay(attempt, decision, result)
     following = state.copy + 1 + random.random()
     message = text_of(attempt, started_by(attempt, state))
     place = Place(
-        state.ticket, state.copy, decision.room, decision.replace, following, delay + attempt.wanted.ttl, message
+        state.ticket, state.copy, decision.room, decision.replace, following, delay + attempt.spec.ttl, message
     )
     place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
     return place._replace(gives_way=decision.gives_way), delay
@@ -105,7 +105,7 @@ def copy_delay(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> fl
     the message expires.
     """
     rest = result.holder.remaining if result.holder and result.holder.state in ("cooldown", "paused") else 0.0
-    interval = min(attempt.wanted.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
+    interval = min(attempt.spec.ttl, LONGEST_COPY_DELAY) + result.ahead * _FOR_EACH_BEFORE
     delay = min(interval, result.quiet or rest or interval, decision.within, seconds_left(attempt.request.expires))
     return max(_SHORTEST, min(delay, LONGEST_DELAY))
 
@@ -156,7 +156,7 @@ def leave(attempt: Attempt) -> None:
     Raises:
         StoreError: the store is unreachable, or refused.
     """
-    publish_next(attempt.task.app, attempt.store.leave(attempt.wanted, attempt.ticket))
+    publish_next(attempt.task.app, attempt.store.leave(attempt.spec, attempt.ticket))
 
 
 def leave_line(
@@ -164,5 +164,5 @@ def leave_line(
 ) -> None:
     """Take a message that no worker will start out of the line, and publish the next one if it was its turn."""
     digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
-    wanted = LeaseRequest(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
-    publish_next(task.app, context_of(task.app).store.leave(wanted, state.ticket))
+    spec = LeaseSpec(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
+    publish_next(task.app, context_of(task.app).store.leave(spec, state.ticket))

@@ -13,7 +13,7 @@ from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.store.keys import LINE_TOKEN
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 _json: Any = json  # untyped in Kombu
 _dumps: Any = dumps  # as that
@@ -66,11 +66,11 @@ class LineMessage(NamedTuple):
         headers = {**self.options["headers"], RETRY_STATE_HEADER: {**state, "copy": state["copy"] + NEXT_NUMBER}}
         return self._replace(options={**self.options, "headers": headers})
 
-    def request(self) -> LeaseRequest:
-        """Return the request of a delayed copy of the message, with the lowest number: only a copy keeps its place."""
-        wanted = LeaseRequest(self.base, self.digest, LINE_TOKEN, self.ttl, self.task_id, queued=True, limit=self.limit)
-        wanted.place = self.place._replace(copy=-1.0)
-        return wanted
+    def spec(self) -> LeaseSpec:
+        """Return the spec of a delayed copy of the message, with the lowest number: only a copy keeps its place."""
+        spec = LeaseSpec(self.base, self.digest, LINE_TOKEN, self.ttl, self.task_id, queued=True, limit=self.limit)
+        spec.place = self.place._replace(copy=-1.0)
+        return spec
 
 
 def task_id_of(text: str) -> str:
@@ -97,7 +97,7 @@ def text_of(attempt: Attempt, signature: Any) -> str:
 
     The body of another serializer travels as its bytes. Return nothing if the text is long: then its copy starts it.
     """
-    app, wanted, log = attempt.task.app, attempt.wanted, attempt.log()
+    app, spec, log = attempt.task.app, attempt.spec, attempt.log()
     try:
         with app.producer_or_acquire() as producer:
             recorder = _Recorder(producer)
@@ -109,7 +109,7 @@ def text_of(attempt: Attempt, signature: Any) -> str:
         if options["serializer"] != "json":
             body = _as_bytes(body, options)
         queue = getattr(declared[0], "name", None)
-        text = LineMessage(body, queue, options, wanted.base, wanted.digest, wanted.limit, wanted.ttl).text
+        text = LineMessage(body, queue, options, spec.base, spec.digest, spec.limit, spec.ttl).text
     except Exception as failure:  # such as a header that JSON cannot express, or an error of a receiver of signals
         log.warning("waits in line, and only a delayed copy can start it: %r", failure)
         return ""

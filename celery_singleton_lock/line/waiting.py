@@ -30,7 +30,7 @@ from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 
 def handle_copy(attempt: Attempt) -> float | None:
@@ -42,10 +42,10 @@ def handle_copy(attempt: Attempt) -> float | None:
         StoreUnavailable: the store cannot be asked now.
     """
     config, request, state = attempt.config, attempt.request, attempt.retry_state
-    attempt.wanted = LeaseRequest(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
+    attempt.spec = LeaseSpec(config.base, "", LINE_TOKEN, config.options.lock_ttl, request.id, queued=True)
     try:  # the user's functions may raise, and the parameters may have changed
         digest, limit = config.digest(request.args, request.kwargs), config.limit(request.args, request.kwargs)
-        attempt.wanted = replace(attempt.wanted, digest=digest, limit=limit, place=_place(attempt))
+        attempt.spec = replace(attempt.spec, digest=digest, limit=limit, place=_place(attempt))
         result = _acquire(attempt)
         if result.status is AcquireStatus.DROPPED or _runs(request.id, result.holder):
             return None
@@ -58,7 +58,7 @@ def handle_copy(attempt: Attempt) -> float | None:
                 return delay
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not ask for its place in line: %s", error)
-        note_failure(attempt.task, attempt.wanted, "acquire", error)
+        note_failure(attempt.task, attempt.spec, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
             raise
     except Exception as failure:
@@ -87,7 +87,7 @@ def _go_on_waiting(attempt: Attempt, result: AcquireResult) -> float | None:
         delay = copy_delay(attempt, decision, result)
     else:
         place, delay = place_to_join(attempt, decision, result)
-        attempt.wanted.place = place._replace(next_copy=state.copy)  # with which it comes again if this worker dies
+        attempt.spec.place = place._replace(next_copy=state.copy)  # with which it comes again if this worker dies
         result = _acquire(attempt)
         if not result.is_waiting:
             return None
@@ -104,7 +104,7 @@ def _longest_delay(ttl: float, state: RetryState) -> float:
 
 def _acquire(attempt: Attempt) -> AcquireResult:
     """Return the store's answer; publish the message that it names, if it names one."""
-    result = attempt.store.acquire(attempt.wanted)
+    result = attempt.store.acquire(attempt.spec)
     publish_next(attempt.task.app, result.message)
     return result
 
@@ -121,11 +121,11 @@ def _publish_message(attempt: Attempt, state: RetryState) -> float | None:
         signature.apply_async()
     except Exception as failure:
         attempt.log().warning("could not be published in its turn: %r", failure)
-        if state.ticket and attempt.wanted.digest:
+        if state.ticket and attempt.spec.digest:
             # It may have been published all the same, so the text has a number of its own.
             text = text_of(attempt, started_by(attempt, state))
             with suppress(StoreError):  # it has its turn for a TTL
-                attempt.store.give_back(attempt.wanted, state.ticket, text)
+                attempt.store.give_back(attempt.spec, state.ticket, text)
         return FIRST_RETRY
     return None
 
@@ -142,7 +142,7 @@ def _fail(attempt: Attempt, failure: Exception) -> None:
     """Store FAILURE for a message that nobody would publish any more."""
     ending.store_failure(attempt, failure)
     try:
-        if attempt.wanted.digest:
+        if attempt.spec.digest:
             leave(attempt)
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not leave the line: %s", error)

@@ -56,8 +56,8 @@ class BodyRenewal:
         time = self._clock()
         self._events.not_renewed(leases, error)
         for lease in leases:
-            ttl = lease.request.ttl
-            starved = lease.request.supervised and time - sent_at > ttl / 3
+            ttl = lease.spec.ttl
+            starved = lease.spec.supervised and time - sent_at > ttl / 3
             if sent_at >= lease.deadline + (ttl if starved else 0.0):
                 self._mark_lost(lease)
             retry = time + lease.shortened(ttl / 12)
@@ -78,7 +78,7 @@ class BodyRenewal:
             self._mark_lost(lease, "lock_at_most")
             return False
         try:
-            [result] = self._body_store.renew([lease.request], lease.call_timeout(sent_at))
+            [result] = self._body_store.renew([lease.spec], lease.call_timeout(sent_at))
         except StoreError as error:
             self.failed([lease], error, sent_at)
         else:
@@ -94,7 +94,7 @@ class BodyRenewal:
         if not lease.is_active(sent_at):
             return
         try:
-            result, is_new = self._store.reacquire(lease.request, lease.fence, max(0.01, lease.call_timeout(sent_at)))
+            result, is_new = self._store.reacquire(lease.spec, lease.fence, max(0.01, lease.call_timeout(sent_at)))
         except StoreError as error:
             self.failed([lease], error, sent_at)
             return
@@ -112,7 +112,7 @@ class BodyRenewal:
         if result is RenewResult.REVOKED:
             lease.unreleased = False
         elif result is RenewResult.NOT_OWNER:  # its owner may end soon: then it is reacquired, so that newcomers wait
-            lease.due = self._clock() + lease.request.ttl / 12
+            lease.due = self._clock() + lease.spec.ttl / 12
         self._mark_lost(lease, "released_by_operator" if result is RenewResult.REVOKED else "not_owner")
         if result is not RenewResult.REVOKED:
             self._events.learned(lease, was_alone=False)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts
@@ -19,21 +19,21 @@ class PendingRelease:
 
     def __init__(
         self,
-        request: LeaseRequest,
+        spec: LeaseSpec,
         success: bool | None,
         outcome: bool | None = None,
         kept: Kept | None = None,
         cooldown_until: float = 0.0,
         publish: Callable[[str], object] = lambda message: None,
     ) -> None:
-        self.request = request
+        self.spec = spec
         self.success = success  # whether the body returned; None: it never started
         self.kept = kept  # what the lock becomes instead of free
         self.cooldown_until = cooldown_until  # the lock cools down until this time of `now`
         self.publish = publish  # publishes the message of the next in line, or has another thread do that
         self.outcome = outcome  # whether the task succeeded and its result is stored; None while that is not known
         self.due = 0.0
-        self.interval = min(request.ttl / 12, LONGEST_INTERVAL)
+        self.interval = min(spec.ttl / 12, LONGEST_INTERVAL)
         self.confirmed = 0  # how often the store has confirmed it
         self.redelivery_waits = False
         self.next_message = ""  # of the next in line, as the store has named it
@@ -47,15 +47,15 @@ class PendingRelease:
         outcome = self.outcome
         cooldown = self.cooldown_until - now() if self.cooldown_until else 0.0
         kept = Kept("cooldown", cooldown) if cooldown > 0 else self.kept
-        self.redelivery_waits, message = store.release(self.request, self.success, timeout, kept)
-        self.request.noted = self.request.noted._replace(fence=0)  # the end is recorded, and must not be again
+        self.redelivery_waits, message = store.release(self.spec, self.success, timeout, kept)
+        self.spec.noted = self.spec.noted._replace(fence=0)  # the end is recorded, and must not be again
         if message:
             self.next_message = message
             self.publish(message)
         if self.redelivery_waits and outcome is None:
             return
         if self.redelivery_waits:
-            store.record_outcome(self.request, bool(outcome), timeout)
+            store.record_outcome(self.spec, bool(outcome), timeout)
         self.confirmed += 1
 
 
@@ -66,7 +66,7 @@ class PendingReleases:
     """
 
     def __init__(
-        self, store: LockStore, on_refused: Callable[[StoreError, LeaseRequest], object], clock: Callable[[], float]
+        self, store: LockStore, on_refused: Callable[[StoreError, LeaseSpec], object], clock: Callable[[], float]
     ) -> None:
         self._store = store
         self._on_refused = on_refused
@@ -77,7 +77,7 @@ class PendingReleases:
         """Attempt this release from now on; `unanswered`: of an acquire, so that its lease never had a body."""
         if not unanswered or len(self._pending) < MAX_UNANSWERED:
             pending.due = self._clock()
-            self._pending[pending.request.token] = pending
+            self._pending[pending.spec.token] = pending
 
     def run_due(self, until: float) -> float:
         """Attempt what is due, up to a time when renewals are; return when the next attempt is due."""
@@ -89,12 +89,12 @@ class PendingReleases:
                 continue
             pending.due = time + pending.interval
             try:
-                pending.send(self._store, max(0.01, min(pending.request.ttl / 6, until - time)))
+                pending.send(self._store, max(0.01, min(pending.spec.ttl / 6, until - time)))
             except StoreUnavailable:  # for the others, too
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again
                 pending.confirmed = 2
-                self._on_refused(error, pending.request)
+                self._on_refused(error, pending.spec)
             if pending.confirmed >= 2:
-                self._pending.pop(pending.request.token, None)
+                self._pending.pop(pending.spec.token, None)
         return min((pending.due for pending in list(self._pending.values())), default=math.inf)

@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease, PendingReleases
 from celery_singleton_lock.store.protocol import LockStore, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 BATCH = 100  # leases per call
 
@@ -23,7 +23,7 @@ BATCH = 100  # leases per call
 class Renewable(Protocol):
     """A lease that is renewed."""
 
-    request: LeaseRequest
+    spec: LeaseSpec
     due: float
 
     def is_active(self, time: float) -> bool:
@@ -53,7 +53,7 @@ class RenewalHandler(Protocol[L_contra]):
 class Renewer(Generic[L]):
     """Renews the leases of one process.
 
-    `on_error` is called with unexpected errors, and with the request of the lease that one is about.
+    `on_error` is called with unexpected errors, and with the spec of the lease that one is about.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Renewer(Generic[L]):
 
     def add(self, lease: L) -> None:
         """Renew this lease from now on."""
-        self._leases[lease.request.token] = lease
+        self._leases[lease.spec.token] = lease
         if lease.due < self._planned:
             self._loop.wake(lease.due)
             self._planned = lease.due
 
     def remove(self, lease: L) -> None:
         """Renew this lease no more."""
-        self._leases.pop(lease.request.token, None)
+        self._leases.pop(lease.spec.token, None)
 
     def leases(self) -> list[L]:
         """Return the leases that are renewed now."""
@@ -101,7 +101,7 @@ class Renewer(Generic[L]):
         self._planned = math.inf  # a lease that is added from now on wakes the thread
         active = []
         for lease in list(self._leases.values()):
-            if lease.due <= time + lease.request.ttl / 12:
+            if lease.due <= time + lease.spec.ttl / 12:
                 if lease.is_active(time):
                     active.append(lease)
                 else:
@@ -118,7 +118,7 @@ class Renewer(Generic[L]):
         sent_at = self._clock()
         timeout = max(0.01, min(lease.call_timeout(sent_at) for lease in leases))
         try:
-            results = self._store.renew([lease.request for lease in leases], timeout)
+            results = self._store.renew([lease.spec for lease in leases], timeout)
         except StoreError as error:
             self._handler.failed(leases, error, sent_at)
             return

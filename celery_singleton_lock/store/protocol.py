@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.records import RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 
 
 class AcquireStatus(Enum):
@@ -97,7 +97,7 @@ class LockStore(Protocol):
     login or permission that is refused now, but was accepted in this process before, counts as unavailable, too.
     """
 
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+    def acquire(self, spec: LeaseSpec, timeout: float | None = None) -> AcquireResult:
         """Acquire the lock if it is free, this token's already, or reserved for this task id; return its fence, or why not.
 
         With a limit: acquire a free slot if fewer than so many are held, whatever limits their holders had.
@@ -106,17 +106,17 @@ class LockStore(Protocol):
             GracePeriod: the store may have lost the lock, and leaves it to a living holder for a TTL.
         """
 
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         """Extend the leases that these tokens own; return a result for each, never `LOST`.
 
         A lock that is known by its token alone is noted in its request.
         """
 
-    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+    def reacquire(self, spec: LeaseSpec, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
 
     def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Released:
         """Delete the lock if this token owns it, or reserve it for the next in line; return who waits.
 
@@ -125,19 +125,19 @@ class LockStore(Protocol):
         the first message whose turn it is and that was not returned before.
         """
 
-    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, spec: LeaseSpec, success: bool, timeout: float | None = None) -> None:
         """Store for a waiting redelivery whether this delivery succeeded, its result stored; return nothing."""
 
-    def keep_continued(self, wanted: LeaseRequest) -> bool:
+    def keep_continued(self, spec: LeaseSpec) -> bool:
         """Tell whether another task goes on with the id of this one, as its release has noted; remember it for longer, if so."""
 
-    def has_begun(self, wanted: LeaseRequest) -> bool:
+    def has_begun(self, spec: LeaseSpec) -> bool:
         """Tell whether the body of this message began in an earlier delivery (`comes_again`) that has not ended it."""
 
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
+    def leave(self, spec: LeaseSpec, ticket: str, timeout: float | None = None) -> str:
         """Take a message out of the line, and have its copies dropped; return the next one, as `release`, if it was its turn."""
 
-    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
+    def give_back(self, spec: LeaseSpec, ticket: str, message: str) -> None:
         """Give back the turn of a message that could not be published: the line keeps this text of it, and the lock is free."""
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:

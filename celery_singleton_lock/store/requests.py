@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 @dataclass(slots=True)
-class LeaseRequest:
+class LeaseSpec:
     """One delivery's request for a lease, and the keys that it concerns."""
 
     base: str  # what all keys of the task name start with, a cluster's hash tag included

@@ -49,13 +49,13 @@ def tasks_with_locks(app: Any) -> list[dict[str, Any]]:
     from celery_singleton_lock.context import context_of
     from celery_singleton_lock.worker.request import DeliveryMixin
 
-    leases = {lease.request.task_id: lease for lease in context_of(app).renewer.leases()}
+    leases = {lease.spec.task_id: lease for lease in context_of(app).renewer.leases()}
     found = []
     requests: list[Any] = [request for request in list(reserved_requests) if isinstance(request, DeliveryMixin)]
     for request in requests:
         lease = leases.get(request.id)
         if lease:
-            own = {"key": lease.request.lock, "pid": lease.request.pid, "held": lease.held}
+            own = {"key": lease.spec.lock, "pid": lease.spec.pid, "held": lease.held}
         else:
             own = {"key": request.lock_key(), "pid": request.worker_pid, "held": None}
             if request.worker_pid and not request.supervisor:  # in gevent and eventlet, it is the id of a greenlet

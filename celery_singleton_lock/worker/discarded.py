@@ -37,8 +37,8 @@ def _discarded(sender: Any, message: Any, **_: Any) -> None:
     try:
         if RESERVATION_HEADER not in (message.headers or {}):  # the app may not use this library
             return
-        if wanted := reservation_of(message.headers, context_of(sender.app).settings.prefix):
-            free_reservation(sender.app, wanted, _publish_later(sender.app))
+        if spec := reservation_of(message.headers, context_of(sender.app).settings.prefix):
+            free_reservation(sender.app, spec, _publish_later(sender.app))
     except Exception as error:  # whatever the message's headers are; its lock expires
         logger.warning("A discarded message keeps its reservation: %s", error)
 

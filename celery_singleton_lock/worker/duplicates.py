@@ -31,20 +31,20 @@ def handle_duplicate(attempt: Attempt, result: AcquireResult) -> Any:
         TooManyStarts: tasks with this lock key were started too often.
         Ignore, Retry, Reject: the end of this delivery, as Celery's tracer expects it.
     """
-    task, wanted = attempt.task, attempt.wanted
+    task, spec = attempt.task, attempt.spec
     publish_next(task.app, result.message)
     holder = result.holder or Holder()
-    error = DuplicateTask(wanted.lock, holder)  # its text says who holds the lock
+    error = DuplicateTask(spec.lock, holder)  # its text says who holds the lock
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(attempt)
     _drop(attempt, result, error)
     if holder.task_id == attempt.request.id and not attempt.request.is_eager:
         _drop_delivery(attempt, error)
-    if wanted.comes_again and wanted.redelivered and attempt.store.has_begun(wanted):
+    if spec.comes_again and spec.redelivered and attempt.store.has_begun(spec):
         attempt.note(is_unfinished=True)
     policy, decision = decide(attempt, policy_of(task, attempt.options, holder), result)
     if holder.task_id or holder.state == "paused":  # else nobody holds the lock, which is free only after a quiet time
-        ending.announce(task, wanted, holder, policy, decision)
+        ending.announce(task, spec, holder, policy, decision)
     if isinstance(decision, Enqueue):
         return decision
     if isinstance(decision, RunLater):
@@ -67,7 +67,7 @@ def _drop(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> None
     if result.status is AcquireStatus.REPLACED:
         drop_replaced(attempt)
     if result.status is AcquireStatus.COMPLETED:
-        attempt.log().info("dropped: another delivery of it held %s and succeeded", attempt.wanted.lock)
+        attempt.log().info("dropped: another delivery of it held %s and succeeded", attempt.spec.lock)
         ending.drop("another delivery of this task succeeded")
     if result.status is AcquireStatus.DROPPED:
         attempt.log().debug("dropped: another copy of it has started, or comes later")
@@ -87,7 +87,7 @@ def _drop_delivery(attempt: Attempt, error: DuplicateTask) -> None:
 
 def _drop_waiting(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> None:
     """Drop a delivery whose message waits in line."""
-    place = attempt.wanted.place
+    place = attempt.spec.place
     if place and place.room and result.is_waiting:
         if result.quiet:
             attempt.log().info("waits for %.1f s without another call", result.quiet)
@@ -95,7 +95,7 @@ def _drop_waiting(attempt: Attempt, result: AcquireResult, error: DuplicateTask)
             attempt.log(error.holder).info("waits in line (%d waiting): %s", result.waiting, error)
         ending.drop("waits in line")
     # Its worker died before it acknowledged the message. One with a ticket was published in its turn, and has no copy any more.
-    if result.head == attempt.request.id and attempt.wanted.redelivered and not attempt.ticket:
+    if result.head == attempt.request.id and attempt.spec.redelivered and not attempt.ticket:
         ending.drop("waits in line already")
 
 
@@ -104,7 +104,7 @@ def _refuse_start(attempt: Attempt) -> NoReturn:
     assert limit is not None
     if attempt.ticket:
         leave(attempt)
-    error = TooManyStarts(attempt.wanted.lock, limit.n, limit.count)
+    error = TooManyStarts(attempt.spec.lock, limit.n, limit.count)
     attempt.log().warning("failed: %s", error)
     raise error
 
@@ -119,11 +119,11 @@ def handle_store_error(attempt: Attempt, error: StoreError) -> None:
         StoreUnavailable: the option says so, or the task cannot be retried.
         Retry, Reject: the task is retried later.
     """
-    outages, place = attempt.context.outages, attempt.wanted.place
+    outages, place = attempt.context.outages, attempt.spec.place
     outages.log(attempt.log(), "could not acquire its lock: %s", error)
     is_grace = isinstance(error, GracePeriod)
     if not is_grace:
-        note_failure(attempt.task, attempt.wanted, "acquire", error)
+        note_failure(attempt.task, attempt.spec, "acquire", error)
     reaction = attempt.options.on_store_error
     in_line = place and (place.room or place.ticket)  # or has a copy: it must not end yet
     if in_line or is_grace:

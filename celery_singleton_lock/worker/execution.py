@@ -29,7 +29,7 @@ from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
 from celery_singleton_lock.store.records import NOTHING, Noted
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.duplicates import handle_duplicate, handle_store_error
 from celery_singleton_lock.worker.join import join
@@ -62,7 +62,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
         return joined.result
     note_acquire(attempt)
     # From now on `after_run` releases what the store may have granted.
-    attempt.state = state = LeaseState(attempt.wanted, task)
+    attempt.state = state = LeaseState(attempt.spec, task)
     state.sends_events = delivery_of(request).events
     try:
         result, sent_at = _acquire(attempt)
@@ -71,14 +71,14 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
             decision = handle_duplicate(attempt, result)
             if not isinstance(decision, Enqueue):
                 return decision
-            attempt.wanted.place = publish_copy(attempt, decision, result)
+            attempt.spec.place = publish_copy(attempt, decision, result)
             state.unreleased = True
             result, sent_at = _acquire(attempt)
     except StoreError as error:
         # A store that refuses has granted nothing.
         state.unreleased = isinstance(error, StoreUnavailable) and not isinstance(error, GracePeriod)
         handle_store_error(attempt, error)
-        attempt.lease = Lease(attempt.wanted.lock)
+        attempt.lease = Lease(attempt.spec.lock)
         return body()
     _note_grant(attempt, state, result, sent_at)
     return _run_granted(attempt, state, body)
@@ -90,7 +90,7 @@ def _prepare(attempt: Attempt, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     delivery = delivery_of(request)
     attempt.context = context_of(task.app, single=delivery.supervised)
     attempt.store = attempt.context.store
-    attempt.wanted = LeaseRequest(
+    attempt.spec = LeaseSpec(
         config.base,
         config.digest(args, kwargs),
         take_token(request),
@@ -115,12 +115,12 @@ def _acquire(attempt: Attempt) -> tuple[AcquireResult, float]:
     Raises:
         StoreError: the store did not answer in time, or refused.
     """
-    wanted = attempt.wanted
+    spec = attempt.spec
     for _ in range(2):
         sent_at = now()
-        result = attempt.store.acquire(wanted)
-        wanted.noted = NOTHING  # the store has it
-        if result.status is not AcquireStatus.GRANTED or now() < sent_at + wanted.ttl:
+        result = attempt.store.acquire(spec)
+        spec.noted = NOTHING  # the store has it
+        if result.status is not AcquireStatus.GRANTED or now() < sent_at + spec.ttl:
             return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")
 
@@ -128,26 +128,26 @@ def _acquire(attempt: Attempt) -> tuple[AcquireResult, float]:
 def _note_grant(attempt: Attempt, state: LeaseState, result: AcquireResult, sent_at: float) -> None:
     """Note which slot was granted, and the times that options set."""
     options = attempt.options
-    if state.request.limit:
-        state.request.use_slot(result.slot)
+    if state.spec.limit:
+        state.spec.use_slot(result.slot)
     if options.lock_at_most is not None:
         state.cap = sent_at + options.lock_at_most
     if options.lock_at_least:
         state.cooldown_until = now() + options.lock_at_least
     state.granted(sent_at, result.fence, attempt.context.body_renewal.verify)
     if logger.isEnabledFor(DEBUG):
-        attempt.log().debug("acquired %s with fence %d", attempt.wanted.lock, result.fence)
+        attempt.log().debug("acquired %s with fence %d", attempt.spec.lock, result.fence)
     forget_retry_state(attempt.request)
 
 
 def _run_granted(attempt: Attempt, state: LeaseState, body: Body) -> Any:
     """Run the body with its lock, or with ``lock_until="start"`` without."""
     if attempt.options.lock_until == "start":
-        state.request.noted = Noted(outcome="started")
+        state.spec.noted = Noted(outcome="started")
         release(attempt, state, success=False)
-        attempt.lease = Lease(state.request.lock)
+        attempt.lease = Lease(state.spec.lock)
         return body()
-    attempt.lease = Lease(state.request.lock, state)
+    attempt.lease = Lease(state.spec.lock, state)
     try:
         return _run_body(attempt, state, body)
     except LockLost as error:
@@ -160,21 +160,21 @@ def _run_body(attempt: Attempt, state: LeaseState, body: Body) -> Any:
     success, kept, context = False, None, attempt.context
     try:
         if attempt.options.on_lock_lost == "raise":
-            state.interrupt = interrupt_here(state.request.lock, context.callbacks.call_in_loop)
+            state.interrupt = interrupt_here(state.spec.lock, context.callbacks.call_in_loop)
         context.renewer.add(state)
         send(signals.lock_acquired, state.task, lease=attempt.lease)
         result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
-        note_end(state.request, None)
+        note_end(state.spec, None)
         return result
     except BaseException as error:
-        state.request.is_continued = attempt.is_replaced and isinstance(error, Ignore)
+        state.spec.is_continued = attempt.is_replaced and isinstance(error, Ignore)
         # The last of these has the broker deliver the message again.
         is_end = isinstance(error, Exception) and not (isinstance(error, Reject) and error.requeue)
-        state.request.is_unfinished = not is_end
-        note_end(state.request, error, stopped=state.stopped and isinstance(error, LockLost))
+        state.spec.is_unfinished = not is_end
+        note_end(state.spec, error, stopped=state.stopped and isinstance(error, LockLost))
         if isinstance(error, Retry):
-            kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.request, error)
+            kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.spec, error)
         raise
     finally:
         release(attempt, state, success, kept)
@@ -183,11 +183,11 @@ def _run_body(attempt: Attempt, state: LeaseState, body: Body) -> Any:
 def _run_interruptible(state: LeaseState, body: Body) -> Any:
     def unless_lost() -> Any:
         if state.lost or state.stopped:  # before the interrupt was armed
-            raise LockLost(state.request.lock)
+            raise LockLost(state.spec.lock)
         return body()
 
     try:
         return run(state.interrupt, unless_lost)
     except LockLost as error:
-        error.args = error.args or (state.request.lock,)  # CPython's asynchronous exceptions come without arguments
+        error.args = error.args or (state.spec.lock,)  # CPython's asynchronous exceptions come without arguments
         raise

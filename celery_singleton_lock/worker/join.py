@@ -70,7 +70,7 @@ def follow(attempt: Attempt, decision: Follow, holder: Holder) -> Any:
         if isinstance(found, Joined):
             return found.result
     elif holder.task_id in (attempt.request.parent_id, attempt.request.root_id):
-        error = DuplicateTask(attempt.wanted.lock, holder)
+        error = DuplicateTask(attempt.spec.lock, holder)
         attempt.log(holder).warning("failed, as it would wait for a task that sent it: %s", error)
         raise error
     attempt.log(holder).info("follows task %s: it ends with its result", holder.task_id)
@@ -85,15 +85,15 @@ def join(attempt: Attempt) -> Joined | None:
         Ignore, Reject: it follows on.
         Exception: the error of the task that it follows.
     """
-    state, wanted = attempt.retry_state, attempt.wanted
+    state, spec = attempt.retry_state, attempt.spec
     found = _result(attempt, state.follows)
     if isinstance(found, Joined):
         return found
     holder: Holder | None = Holder(state.follows)
     if found not in (RETRY, _UNKNOWN):  # before its retry the lock may be free, or another task's
-        followed = replace(wanted, task_id=state.follows)
+        followed = replace(spec, task_id=state.follows)
         try:
-            holder = attempt.store.holder(wanted.lock)
+            holder = attempt.store.holder(spec.lock)
             if holder is None and attempt.store.keep_continued(followed):
                 holder = Holder(state.follows)
         except StoreError as error:
@@ -104,7 +104,7 @@ def join(attempt: Attempt) -> Joined | None:
     policy = policy_of(attempt.task, attempt.options, known)
     _, decision = decide(attempt, policy, AcquireResult(AcquireStatus.REFUSED, known))
     if isinstance(decision, Fail):
-        ending.fail(attempt, DuplicateTask(wanted.lock, known))
+        ending.fail(attempt, DuplicateTask(spec.lock, known))
     if not isinstance(decision, Follow):  # the task has another policy now
         return None
     delay = decision.delay if holder else max(decision.delay, _SHORTEST_FREE)
@@ -117,7 +117,7 @@ def _follow_on(attempt: Attempt, delay: float, holder: Holder, was_free_before: 
     following = state._replace(
         waited=state.waited + delay, ticket="", copy=0.0, follows=holder.task_id, was_free_before=was_free_before
     )
-    error = DuplicateTask(attempt.wanted.lock, holder)
+    error = DuplicateTask(attempt.spec.lock, holder)
     ending.publish_or_requeue(attempt, signature_of(attempt, delay, following), error)
     ending.drop("follows another task")
 

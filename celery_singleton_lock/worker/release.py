@@ -30,17 +30,17 @@ def connect() -> None:
 
 def release(attempt: Attempt, state: LeaseState, success: bool, kept: Kept | None = None) -> None:
     """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
-    request, renewer = state.request, attempt.context.renewer
-    if request.pid != os.getpid():  # a process that the body forked owns nothing
+    spec, renewer = state.spec, attempt.context.renewer
+    if spec.pid != os.getpid():  # a process that the body forked owns nothing
         return
     state.ended = True
     renewer.remove(state)
     cooldown = state.cooldown_until if success and not state.lost else 0.0
     publish = partial(publish_next, state.task.app)
-    pending = PendingRelease(request, success, kept=kept, cooldown_until=cooldown, publish=publish)
+    pending = PendingRelease(spec, success, kept=kept, cooldown_until=cooldown, publish=publish)
     # The start of a lease that an operator released has ended, too, and the end of its body is recorded.
-    state.unreleased = state.unreleased or request.max_starts is not None or state.loss == "released_by_operator"
-    request.noted = request.noted._replace(fence=state.fence, loss=state.loss)
+    state.unreleased = state.unreleased or spec.max_starts is not None or state.loss == "released_by_operator"
+    spec.noted = spec.noted._replace(fence=state.fence, loss=state.loss)
     if state.unreleased:
         _send_release(attempt, state, pending)
     if state.reacquired or (state.unreleased and not pending.confirmed):
@@ -52,15 +52,15 @@ def release(attempt: Attempt, state: LeaseState, success: bool, kept: Kept | Non
 
 def _send_release(attempt: Attempt, state: LeaseState, pending: PendingRelease) -> None:
     """Release a lease now, if the store can be asked."""
-    request = state.request
+    spec = state.spec
     try:
         pending.send(attempt.store)
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not release its lock: %s", error)
-        note_failure(state.task, request, "release", error)
+        note_failure(state.task, spec, "release", error)
         return
     if logger.isEnabledFor(DEBUG):
-        attempt.log().debug("released %s", request.lock)
+        attempt.log().debug("released %s", spec.lock)
     if not state.lost:
         send(signals.lock_released, state.task, lease=attempt.lease)
 
@@ -84,8 +84,8 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
     if lease.unreleased and lease.deadline:
         release(attempt, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it
-        lease.request.is_unfinished = lease.request.redelivered  # an earlier delivery may have begun the body
-        unanswered = PendingRelease(lease.request, None, outcome=False, publish=_publish_later(context, lease))
+        lease.spec.is_unfinished = lease.spec.redelivered  # an earlier delivery may have begun the body
+        unanswered = PendingRelease(lease.spec, None, outcome=False, publish=_publish_later(context, lease))
         context.renewer.release_later(unanswered, unanswered=True)
     if (pending := attempt.pending) is not None:
         pending.outcome = state == "SUCCESS"

@@ -44,7 +44,7 @@ def _reason(attempt: Attempt, replacement: str) -> str:
     if replacement:
         return f"replaced by task {replacement}"
     try:
-        holder = attempt.store.holder(attempt.wanted.lock)
+        holder = attempt.store.holder(attempt.spec.lock)
     except StoreError:
         holder = None
     if holder is None or holder.task_id in ("", attempt.request.id):

@@ -21,7 +21,7 @@ from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave_line
 from celery_singleton_lock.log import about
 from celery_singleton_lock.reservation import RESERVATION_HEADER, free_reservation, reservation, reservation_of
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.worker.celery_internals import OwnReason, context_of_request, is_running, sends_events
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.redelivery import stored_state
@@ -41,7 +41,7 @@ class DeliveryMixin(OwnReason):
     """Extends `celery.worker.request.Request`."""
 
     supervisor: Supervisor | None = None
-    child_lease: LeaseRequest | None = None  # of the child that has begun it
+    child_lease: LeaseSpec | None = None  # of the child that has begun it
     replacement: str = ""  # task id of the message for which this one was terminated (`Replace`)
 
     def __init__(self: Any, message: Any, *args: Any, **kwargs: Any) -> None:
@@ -88,13 +88,13 @@ class DeliveryMixin(OwnReason):
 
     def free_reservation(self: Any) -> None:
         """Release the reservation of a message that no worker will start, if it has one; another thread does that."""
-        app, wanted = self.task.app, reservation_of(self.request_dict, context_of(self.task.app).settings.prefix)
-        if wanted is None:  # an own retry may have one that no publisher has named
+        app, spec = self.task.app, reservation_of(self.request_dict, context_of(self.task.app).settings.prefix)
+        if spec is None:  # an own retry may have one that no publisher has named
             config = self._config()
             if not config.options.singleton:
                 return
-            wanted = reservation(config, self.id, self.args, self.kwargs, config.options.lock_ttl)
-        free_reservation(app, wanted, self.publish_next)
+            spec = reservation(config, self.id, self.args, self.kwargs, config.options.lock_ttl)
+        free_reservation(app, spec, self.publish_next)
 
     def terminate_replaced(self: Any, pool: Any, replacement: str) -> None:
         """Terminate the task for a newer message. What would have followed is revoked once its body is over.
@@ -146,10 +146,10 @@ class DeliveryMixin(OwnReason):
         """Have the next in line published by another thread: the one that renews calls this."""
         context_of(self.task.app).callbacks.call(partial(publish_next, self.task.app, message))
 
-    def _lease_request(self: Any, pid: int) -> LeaseRequest:
+    def _lease_request(self: Any, pid: int) -> LeaseSpec:
         config = self._config()
         ttl, limit = config.options.lock_ttl, int(config.options.is_limited)  # its height is not looked at
-        return LeaseRequest(
+        return LeaseSpec(
             config.base, "", self._token, ttl, self.id, self.hostname or "", pid, supervised=True, limit=limit
         )
 

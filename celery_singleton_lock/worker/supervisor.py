@@ -21,7 +21,7 @@ from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import LockStore, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 POLL = 0.5  # seconds after which children are looked at whose death the system does not report, and new ones
 
@@ -43,7 +43,7 @@ class ChildDelivery(Protocol):
 class ChildLease:
     """The lease that a child may have for its present delivery."""
 
-    request: LeaseRequest  # without a digest, as the main process does not look at arguments
+    spec: LeaseSpec  # without a digest, as the main process does not look at arguments
     delivery: ChildDelivery
     due: float
     cap: float = math.inf  # not renewed from then on
@@ -53,7 +53,7 @@ class ChildLease:
         return not self.revoked and time < self.cap and self.delivery.is_unfinished()
 
     def call_timeout(self, time: float) -> float:
-        return self.request.ttl / 6
+        return self.spec.ttl / 6
 
 
 @dataclass(eq=False)
@@ -83,10 +83,10 @@ class Supervisor:
         self._mutex = threading.Lock()
         self._loop = BackgroundLoop(self.watch_children, on_error, clock)
 
-    def accepted(self, pid: int, request: LeaseRequest, delivery: ChildDelivery, at_most: float | None = None) -> None:
+    def accepted(self, pid: int, spec: LeaseSpec, delivery: ChildDelivery, at_most: float | None = None) -> None:
         """Note that a child has begun this delivery, and so has finished its earlier one; renew for `at_most` seconds."""
         time = self._clock()
-        lease = ChildLease(request, delivery, time + request.ttl / 3)
+        lease = ChildLease(spec, delivery, time + spec.ttl / 3)
         if at_most is not None:
             lease.cap = time + at_most
         with self._mutex:
@@ -101,7 +101,7 @@ class Supervisor:
 
     def answered(self, lease: ChildLease, result: RenewResult, sent_at: float) -> None:
         """Renew again in time; soon where another delivery has the lock, as the child may reacquire it."""
-        lease.due = sent_at + lease.request.ttl / (12 if result is RenewResult.NOT_OWNER else 3)
+        lease.due = sent_at + lease.spec.ttl / (12 if result is RenewResult.NOT_OWNER else 3)
         lease.revoked = result is RenewResult.REVOKED
 
     def failed(self, leases: Sequence[ChildLease], error: StoreError, sent_at: float) -> None:
@@ -109,7 +109,7 @@ class Supervisor:
         logger.debug("Locks of pool processes could not be renewed: %s", error)
         self._on_failure("renew", error)
         for lease in leases:
-            lease.due = self._clock() + lease.request.ttl / 12
+            lease.due = self._clock() + lease.spec.ttl / 12
 
     def stopped(self, lease: ChildLease) -> None:
         """Do nothing: the child finds out for itself."""
@@ -134,7 +134,7 @@ class Supervisor:
         if child.handle >= 0:
             os.close(child.handle)
         lease, delivery = child.lease, child.lease.delivery
-        pending = PendingRelease(lease.request, success=False, outcome=False, publish=delivery.publish_next)
+        pending = PendingRelease(lease.spec, success=False, outcome=False, publish=delivery.publish_next)
         self._renewer.remove(lease)
         self._renewer.release_later(pending)
         if delivery.is_unfinished():

@@ -18,7 +18,7 @@ from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.records import RecordStore, Statistics
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests import servers
 from tests.servers import RedisServer
 
@@ -172,12 +172,12 @@ def store(backing: Backing) -> LockStore:
 
 
 @pytest.fixture
-def lease_request(base: str) -> Callable[..., LeaseRequest]:
+def lease_request(base: str) -> Callable[..., LeaseSpec]:
     """Return a function that makes requests, each with its own token unless one is given."""
 
-    def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseRequest:
+    def make(digest: str = "d", token: str = "", ttl: float = 30.0, task_id: str = "", **more: Any) -> LeaseSpec:
         token = token or secrets.token_hex(16)
-        return LeaseRequest(
+        return LeaseSpec(
             base, digest, token, ttl, task_id or f"task-{token[:6]}", **{"node": "w1@host", "pid": 4711, **more}
         )
 

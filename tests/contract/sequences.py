@@ -18,7 +18,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token, starts_key
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 
 #: The time at the beginning, in seconds since 1970.
 BEGINNING = 1000.0
@@ -131,7 +131,7 @@ class Player:
         self._base = base
         self._setup = setup
         self._time = BEGINNING
-        self._leases: dict[str, LeaseRequest] = {}  # token -> what was granted last
+        self._leases: dict[str, LeaseSpec] = {}  # token -> what was granted last
         self._fences: dict[str, int] = {}
 
     def play(self, step: Step) -> Any:
@@ -143,9 +143,9 @@ class Player:
         self._time += seconds
         self._set_time(self._time)
 
-    def _request(self, step: Step, token: str, place: Place | None, ttl: float = TTL, **more: Any) -> LeaseRequest:
+    def _request(self, step: Step, token: str, place: Place | None, ttl: float = TTL, **more: Any) -> LeaseSpec:
         setup, is_third = self._setup, step.message == 2
-        wanted = LeaseRequest(
+        spec = LeaseSpec(
             self._base,
             "other" if setup.alone and is_third else "digest",
             token,
@@ -157,11 +157,11 @@ class Player:
             place=place,
             **more,
         )
-        if not wanted.queued:
-            wanted.stoppable, wanted.max_starts = setup.line == "replace", setup.max_starts
-        return wanted
+        if not spec.queued:
+            spec.stoppable, spec.max_starts = setup.line == "replace", setup.max_starts
+        return spec
 
-    def _delivery(self, step: Step, place: Place | None) -> LeaseRequest:
+    def _delivery(self, step: Step, place: Place | None) -> LeaseSpec:
         more = {"supervised": self._setup.supervised, "redelivered": step.choice > 2, "comes_again": step.message > 0}
         return self._request(step, step.token, place, **more)
 
@@ -186,12 +186,12 @@ class Player:
         }
         return self._place(step.ticket, copy, **more)
 
-    def _acquire(self, wanted: LeaseRequest) -> AcquireResult:
-        result = self._store.acquire(wanted)
-        if result.status is AcquireStatus.GRANTED and wanted.token != LINE_TOKEN:
-            if wanted.limit:
-                wanted.use_slot(result.slot)
-            self._leases[wanted.token], self._fences[wanted.token] = wanted, result.fence
+    def _acquire(self, spec: LeaseSpec) -> AcquireResult:
+        result = self._store.acquire(spec)
+        if result.status is AcquireStatus.GRANTED and spec.token != LINE_TOKEN:
+            if spec.limit:
+                spec.use_slot(result.slot)
+            self._leases[spec.token], self._fences[spec.token] = spec, result.fence
         return result
 
     # -- Deliveries: of a message that has not waited, of one published in its turn, and the second call of one that waits.
@@ -221,7 +221,7 @@ class Player:
     def _cancel(self, step: Step) -> Any:
         return self._store.release(self._reservation(step, TTL), success=False)
 
-    def _reservation(self, step: Step, ttl: float) -> LeaseRequest:
+    def _reservation(self, step: Step, ttl: float) -> LeaseSpec:
         place = Place() if self._setup.line else None
         return self._request(step, queued_token(step.task_id), place, ttl, queued=True)
 
@@ -252,13 +252,13 @@ class Player:
         text = f"message {step.ticket} again"
         self._store.give_back(self._request(step, LINE_TOKEN, None, queued=True), step.ticket, text)
 
-    def _lease(self, step: Step) -> LeaseRequest:
+    def _lease(self, step: Step) -> LeaseSpec:
         return self._leases.get(step.token) or self._delivery(step, None)
 
-    def _supervisors(self, step: Step) -> LeaseRequest:
+    def _supervisors(self, step: Step) -> LeaseSpec:
         """Return the request of a supervisor, which does not know the lock."""
         limit = int(self._setup.limit > 0)
-        return LeaseRequest(self._base, "", step.token, TTL, step.task_id, "node", 1, supervised=True, limit=limit)
+        return LeaseSpec(self._base, "", step.token, TTL, step.task_id, "node", 1, supervised=True, limit=limit)
 
     # -- Renewal.
 
@@ -267,12 +267,12 @@ class Player:
         return self._store.renew(leases), [one.lock for one in leases]
 
     def _supervise(self, step: Step) -> Any:
-        wanted = self._supervisors(step)
-        return self._store.renew([wanted]), wanted.lock
+        spec = self._supervisors(step)
+        return self._store.renew([spec]), spec.lock
 
     def _reacquire(self, step: Step) -> Any:
-        wanted = self._leases.get(step.token)
-        return wanted and self._store.reacquire(wanted, self._fences[step.token])
+        spec = self._leases.get(step.token)
+        return spec and self._store.reacquire(spec, self._fences[step.token])
 
     # -- Operators.
 
@@ -287,8 +287,8 @@ class Player:
         return self._store.revoke(self._base, *self._keys(step), starts, fence)
 
     def _keys(self, step: Step) -> tuple[str, str]:
-        wanted = self._delivery(step, None)
-        return wanted.slot_lock(0), wanted.slots if wanted.limit else ""
+        spec = self._delivery(step, None)
+        return spec.slot_lock(0), spec.slots if spec.limit else ""
 
     # -- Time, and losses of data.
 

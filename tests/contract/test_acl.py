@@ -12,13 +12,13 @@ from redis import Redis
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.store import redis as redis_package
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import every_call
 from tests.servers import RedisServer
 from tests.store_login import login
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 #: What the library sends outside of scripts, besides the commands that scripts use, too.
 OWN = {"eval", "evalsha", "hgetall", "info", "lrange", "select", "zscan"}
 

@@ -22,10 +22,10 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer, free_port, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 PAGE = Path(__file__).parents[2] / "docs" / "operate" / "store-login.md"
 
 
@@ -250,9 +250,9 @@ def test_refusals(make_case: Callable[..., Case], lease_request: MakeRequest, wh
     one, store = lease_request(), case.new_store(url)
     store.acquire(one)
     REFUSALS[what](case)
-    for wanted in (lease_request("other"), lease_request("third")):
+    for spec in (lease_request("other"), lease_request("third")):
         with pytest.raises(StoreUnavailable, match=r"the store refused.*\(before, it was accepted\)"):
-            store.acquire(wanted)
+            store.acquire(spec)
     if what != "NOPERM in a script":  # these two write with other commands
         with pytest.raises(StoreUnavailable):
             store.renew([one])
@@ -381,7 +381,7 @@ def test_slot_that_moves(cluster: tuple[Case, Case]) -> None:
     source, target = cluster
     base = in_slot(0)
     slot = key_slot(base.encode())
-    one = LeaseRequest(base, "d", "t1", 30.0, "id")
+    one = LeaseSpec(base, "d", "t1", 30.0, "id")
     source.store.acquire(one)
     identities = [node.admin.execute_command("CLUSTER", "MYID") for node in (source, target)]
     target.admin.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", identities[0])

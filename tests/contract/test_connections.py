@@ -12,17 +12,17 @@ from redis import Redis
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.store.redis import RedisStore, connector
 from celery_singleton_lock.store.redis.pool import MOST_IDLE
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.connections import Connections
 from tests.contract.conftest import MakeStore
 from tests.contract.test_redis import CALLS
 from tests.servers import RedisServer, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 TIMES = 1000
 #: Each call that reads or writes records, besides those of `CALLS`.
-RECORD_CALLS: dict[str, Callable[[Any, LeaseRequest], Any]] = {
+RECORD_CALLS: dict[str, Callable[[Any, LeaseSpec], Any]] = {
     "add_tasks": lambda records, one: records.add_tasks("tasks", {"a": "a"}),
     "tasks": lambda records, one: records.tasks("tasks"),
     "slots": lambda records, one: records.slots(one.base, one.digest),

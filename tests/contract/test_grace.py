@@ -13,11 +13,11 @@ from redis import Redis
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from tests.contract.conftest import KINDS, VALKEY
 from tests.servers import RedisServer, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 TTL = 2.0
 
 
@@ -52,19 +52,19 @@ def grace_store(server: RedisServer) -> RedisStore:
     return RedisStore(connector(server.url(), {}), 5.0, None, 5, grace=True)
 
 
-def in_grace(store: RedisStore, wanted: LeaseRequest) -> float:
+def in_grace(store: RedisStore, spec: LeaseSpec) -> float:
     """Return how long the store grants this lock to nobody."""
     with pytest.raises(GracePeriod) as caught:
-        store.acquire(wanted)
+        store.acquire(spec)
     return caught.value.left
 
 
-def get(store: RedisStore, wanted: LeaseRequest) -> None:
+def get(store: RedisStore, spec: LeaseSpec) -> None:
     """Acquire a lock once the grace period is over."""
 
     def granted() -> bool:
         try:
-            return store.acquire(wanted).status is AcquireStatus.GRANTED
+            return store.acquire(spec).status is AcquireStatus.GRANTED
         except GracePeriod as error:
             time.sleep(error.left)
             return False
@@ -72,10 +72,10 @@ def get(store: RedisStore, wanted: LeaseRequest) -> None:
     until(granted, "granted")
 
 
-def know(store: RedisStore, wanted: LeaseRequest) -> None:
+def know(store: RedisStore, spec: LeaseSpec) -> None:
     """Have the server know the task name for an hour."""
-    in_grace(store, wanted)
-    store.command("HINCRBY", f"{wanted.base}:primary", "since", "-3600000")
+    in_grace(store, spec)
+    store.command("HINCRBY", f"{spec.base}:primary", "since", "-3600000")
 
 
 def test_first_run_of_a_task_name(store: RedisStore, lease_request: MakeRequest) -> None:
@@ -141,9 +141,9 @@ def test_promoted_replica(
 
 def test_reservations_wait_for_the_ttl_of_the_lock(store: RedisStore, lease_request: MakeRequest) -> None:
     """A reservation, which may last for an hour, waits no longer than a lease."""
-    wanted = lease_request(task_id="a", token=queued_token("a"), queued=True, ttl=3600.0, grace=TTL)
-    assert TTL - 0.5 < in_grace(store, wanted) <= TTL
-    get(store, wanted)
+    spec = lease_request(task_id="a", token=queued_token("a"), queued=True, ttl=3600.0, grace=TTL)
+    assert TTL - 0.5 < in_grace(store, spec) <= TTL
+    get(store, spec)
 
 
 def test_each_request_waits_for_its_own_ttl(store: RedisStore, lease_request: MakeRequest) -> None:
@@ -156,22 +156,22 @@ def test_each_request_waits_for_its_own_ttl(store: RedisStore, lease_request: Ma
 def test_features(server: RedisServer, store: RedisStore, lease_request: MakeRequest, kind: str) -> None:
     """It covers locks that are acquired at publish, lines, and limits; a reservation that is there is taken up at once."""
     know(store, lease_request())
-    wanted = {
+    spec = {
         "reservation": lease_request(task_id="a", token=queued_token("a"), queued=True),
         "line": lease_request(place=Place("", room=5)),
         "copy": lease_request(token=LINE_TOKEN, queued=True, place=Place("t", 1.0)),
         "limit": lease_request(limit=3),
     }[kind]
     if kind == "reservation":
-        assert AcquireStatus.GRANTED is store.acquire(wanted).status
-        store.command("HSET", f"{wanted.base}:primary", "id", "another")
+        assert AcquireStatus.GRANTED is store.acquire(spec).status
+        store.command("HSET", f"{spec.base}:primary", "id", "another")
         assert AcquireStatus.GRANTED is store.acquire(lease_request(task_id="a")).status
-        wanted = replace(wanted, digest="e")
+        spec = replace(spec, digest="e")
     with Redis(port=server.port) as client:
         client.flushall()
-    assert 0 < in_grace(store, replace(wanted, ttl=TTL)) <= TTL
+    assert 0 < in_grace(store, replace(spec, ttl=TTL)) <= TTL
     with Redis(port=server.port) as client:
-        assert [f"{wanted.base}:primary".encode()] == client.keys("*")
+        assert [f"{spec.base}:primary".encode()] == client.keys("*")
 
 
 def test_clock_that_is_set_back(server: RedisServer, store: RedisStore, lease_request: MakeRequest) -> None:

@@ -15,7 +15,7 @@ from redis import Redis
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer
 
 SECONDS = 1.5
@@ -35,10 +35,10 @@ def play(store: LockStore, base: str, enter: Callable[[str, str], bool], leave: 
     until, granted = time.monotonic() + SECONDS, 0
     while time.monotonic() < until or granted < 2:  # of a slow thread's time little may be left
         digest = str(random.randrange(LOCKS))
-        lease_request = LeaseRequest(
+        lease_request = LeaseSpec(
             base, digest, secrets.token_hex(8), 100.0, secrets.token_hex(4), supervised=random.random() < 0.5
         )
-        other = LeaseRequest(base, digest, secrets.token_hex(8), 20.0, lease_request.task_id)
+        other = LeaseSpec(base, digest, secrets.token_hex(8), 20.0, lease_request.task_id)
         store.release(other, success=True)  # a token without a lease releases nothing
         if store.acquire(lease_request).status is not AcquireStatus.GRANTED:
             assert store.renew([lease_request]) != [RenewResult.RENEWED], "renewed without a lease"

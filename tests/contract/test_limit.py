@@ -18,13 +18,13 @@ from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import Backing
 from tests.contract.test_stores import MakeRequest, known, left
 from tests.servers import RedisServer
 
 
-def take(store: LockStore, one: LeaseRequest) -> LeaseRequest:
+def take(store: LockStore, one: LeaseSpec) -> LeaseSpec:
     """Acquire a slot and note it in the request, as the process of a body does."""
     result = store.acquire(one)
     assert result.status is AcquireStatus.GRANTED
@@ -32,7 +32,7 @@ def take(store: LockStore, one: LeaseRequest) -> LeaseRequest:
     return one
 
 
-def refused(store: LockStore, one: LeaseRequest) -> str:
+def refused(store: LockStore, one: LeaseSpec) -> str:
     """Check that a request is not granted; return the task id of the holder in the answer."""
     result = store.acquire(one)
     assert (AcquireStatus.REFUSED, True) == (result.status, result.holder is not None)
@@ -40,16 +40,16 @@ def refused(store: LockStore, one: LeaseRequest) -> str:
 
 
 @pytest.fixture
-def fill(store: LockStore, lease_request: MakeRequest) -> Callable[..., list[LeaseRequest]]:
+def fill(store: LockStore, lease_request: MakeRequest) -> Callable[..., list[LeaseSpec]]:
     """Return a function that has slots granted until a limit is reached."""
 
-    def make(limit: int, **more: Any) -> list[LeaseRequest]:
+    def make(limit: int, **more: Any) -> list[LeaseSpec]:
         return [take(store, lease_request(limit=limit, **more)) for _ in range(limit)]
 
     return make
 
 
-Fill = Callable[..., list[LeaseRequest]]
+Fill = Callable[..., list[LeaseSpec]]
 
 
 # -- acquire -----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_refused_start_frees_its_reserved_slot(backing: Backing, lease_request: 
 
 @pytest.mark.parametrize("by", [lambda one: one, known], ids=["body", "supervisor"])
 def test_renew_and_release(
-    backing: Backing, lease_request: MakeRequest, fill: Fill, by: Callable[[LeaseRequest], LeaseRequest]
+    backing: Backing, lease_request: MakeRequest, fill: Fill, by: Callable[[LeaseSpec], LeaseSpec]
 ) -> None:
     """The process of the body and the supervisor each renew and release one slot, and no other. A renewal tells which."""
     store, holders = backing.store, fill(3, ttl=6.0, supervised=True)
@@ -456,7 +456,7 @@ def play(store: LockStore, base: str, enter: Callable[[], int], leave: Callable[
     until, most = time.monotonic() + SECONDS, 0
     while time.monotonic() < until:
         own = random.choice((LIMIT, LIMIT, LIMIT - 1))
-        one = LeaseRequest(
+        one = LeaseSpec(
             base, "d", secrets.token_hex(8), 100.0, secrets.token_hex(4), supervised=random.random() < 0.5, limit=own
         )
         result: AcquireResult = store.acquire(one)

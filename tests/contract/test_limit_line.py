@@ -10,11 +10,11 @@ import pytest
 
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.contract.conftest import Backing
 from tests.contract.test_stores import left
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 GRANTED, REFUSED, DROPPED, SUPERSEDED = (
     AcquireStatus.GRANTED,
     AcquireStatus.REFUSED,
@@ -30,7 +30,7 @@ class Deliveries:
         self.store: LockStore = backing.store
         self._make = lease_request
 
-    def request(self, name: str, place: Place | None = None, **more: object) -> LeaseRequest:
+    def request(self, name: str, place: Place | None = None, **more: object) -> LeaseSpec:
         return self._make(task_id=name, place=place, **{"ttl": 20.0, "limit": 3, **more})
 
     def acquire(self, name: str, ticket: str = "", copy: float = 0.0, **more: object) -> AcquireResult:
@@ -46,18 +46,18 @@ class Deliveries:
         place = Place(f"ticket {name}", copy, 9, False, copy + 1.5, due, f"message {name}", gives_way=True)
         return self.store.acquire(self.request(name, place._replace(**more), limit=limit))
 
-    def start(self, name: str, ticket: str = "", copy: float = 0.0, **more: object) -> LeaseRequest:
+    def start(self, name: str, ticket: str = "", copy: float = 0.0, **more: object) -> LeaseSpec:
         """Deliver a message that is to be granted a slot."""
-        wanted = self.request(name, Place(ticket, copy), **more)
-        return self.granted(wanted)
+        spec = self.request(name, Place(ticket, copy), **more)
+        return self.granted(spec)
 
-    def granted(self, wanted: LeaseRequest) -> LeaseRequest:
-        result = self.store.acquire(wanted)
+    def granted(self, spec: LeaseSpec) -> LeaseSpec:
+        result = self.store.acquire(spec)
         assert result.status is GRANTED
-        wanted.use_slot(result.slot)
-        return wanted
+        spec.use_slot(result.slot)
+        return spec
 
-    def fill(self, count: int = 3, **more: object) -> list[LeaseRequest]:
+    def fill(self, count: int = 3, **more: object) -> list[LeaseSpec]:
         return [self.start(f"holder {number}", **more) for number in range(count)]
 
 
@@ -287,13 +287,13 @@ def test_nothing_is_left(backing: Backing, deliveries: Deliveries) -> None:
 
 
 @pytest.fixture
-def reserve(deliveries: Deliveries) -> Callable[..., LeaseRequest]:
+def reserve(deliveries: Deliveries) -> Callable[..., LeaseSpec]:
     """Return a function that reserves a slot for the message of a task id, as a publisher does."""
 
-    def make(name: str, ttl: float = 3600.0, **more: object) -> LeaseRequest:
-        wanted = deliveries.request(name, token=queued_token(name), ttl=ttl, queued=True, node="", pid=0, **more)
-        assert deliveries.store.acquire(wanted).status is GRANTED
-        return wanted
+    def make(name: str, ttl: float = 3600.0, **more: object) -> LeaseSpec:
+        spec = deliveries.request(name, token=queued_token(name), ttl=ttl, queued=True, node="", pid=0, **more)
+        assert deliveries.store.acquire(spec).status is GRANTED
+        return spec
 
     return make
 
@@ -322,10 +322,10 @@ def test_reservation_that_is_freed(deliveries: Deliveries, reserve: MakeRequest)
     for name in "abc":
         reserve(name)
     for _ in range(2):
-        wanted = deliveries.request("b", token=queued_token("b"), ttl=30.0, queued=True)
-        deliveries.store.release(wanted, success=False)
+        spec = deliveries.request("b", token=queued_token("b"), ttl=30.0, queued=True)
+        deliveries.store.release(spec, success=False)
     started = deliveries.start("d")
-    assert f"{wanted.slot_lock(0)}:1" == started.lock
+    assert f"{spec.slot_lock(0)}:1" == started.lock
     assert REFUSED is deliveries.acquire("e").status
     deliveries.store.release(deliveries.request("d", token=queued_token("d"), queued=True), success=False)
     assert REFUSED is deliveries.acquire("e").status
@@ -366,8 +366,8 @@ def test_reservation_asks_the_line(deliveries: Deliveries, reserve: MakeRequest)
     holders = deliveries.fill(2)
     deliveries.join("a")
     deliveries.store.release(holders[0], success=True)
-    wanted = deliveries.request("late", Place(), token=queued_token("late"), queued=True)
-    assert REFUSED is deliveries.store.acquire(wanted).status
+    spec = deliveries.request("late", Place(), token=queued_token("late"), queued=True)
+    assert REFUSED is deliveries.store.acquire(spec).status
     deliveries.start("early")
     deliveries.start("a", "ticket a", 0.5)
 
@@ -391,7 +391,7 @@ class Play:
     new: list[str]
     named: list[tuple[str, float]] = field(default_factory=list)
     copies: dict[str, float] = field(default_factory=dict)  # name -> number of its delayed copy
-    running: dict[str, LeaseRequest] = field(default_factory=dict)
+    running: dict[str, LeaseSpec] = field(default_factory=dict)
     joined: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
 
@@ -424,17 +424,17 @@ class Play:
             self._join(name, copy)
 
     def _next_running(self) -> None:
-        wanted = self.running.pop(self.chance.choice(list(self.running)))
-        text = self.deliveries.store.release(wanted, success=True).message
+        spec = self.running.pop(self.chance.choice(list(self.running)))
+        text = self.deliveries.store.release(spec, success=True).message
         if text and self.chance.random() < 0.7:
             self.named.append((text.split()[1], float(text.split()[2])))
 
     def _deliver(self, name: str, ticket: str, copy: float) -> AcquireStatus:
-        wanted = self.deliveries.request(name, Place(ticket, copy), ttl=3000.0)
-        result = self.deliveries.store.acquire(wanted)
+        spec = self.deliveries.request(name, Place(ticket, copy), ttl=3000.0)
+        result = self.deliveries.store.acquire(spec)
         if result.status is GRANTED:
-            wanted.use_slot(result.slot)
-            self.running[name] = wanted
+            spec.use_slot(result.slot)
+            self.running[name] = spec
             before = self.joined[: self.joined.index(name)] if name in self.joined else self.joined
             overtaken = [one for one in before if one not in self.started]
             self.started.append(name)

@@ -10,10 +10,10 @@ import pytest
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 GRANTED, REFUSED, DROPPED, SUPERSEDED = (
     AcquireStatus.GRANTED,
     AcquireStatus.REFUSED,
@@ -29,15 +29,15 @@ class Deliveries:
         self.store = backing.store
         self._make = lease_request
 
-    def request(self, name: str, place: Place | None, **more: object) -> LeaseRequest:
+    def request(self, name: str, place: Place | None, **more: object) -> LeaseSpec:
         return self._make(task_id=name, place=place, **{"ttl": 20.0, **more})
 
     def acquire(
         self, name: str, ticket: str = "", copy: float = 0.0, **more: object
-    ) -> tuple[LeaseRequest, AcquireResult]:
+    ) -> tuple[LeaseSpec, AcquireResult]:
         """Deliver a copy of a message."""
-        wanted = self.request(name, Place(ticket, copy), **more)
-        return wanted, self.store.acquire(wanted)
+        spec = self.request(name, Place(ticket, copy), **more)
+        return spec, self.store.acquire(spec)
 
     def copy(self, name: str, copy: float) -> AcquireResult:
         """Deliver a delayed copy."""
@@ -57,10 +57,10 @@ class Deliveries:
         place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text, gives_way=gives_way)
         return self.store.acquire(self.request(name, place))
 
-    def held(self, name: str = "holder") -> LeaseRequest:
-        wanted, result = self.acquire(name)
+    def held(self, name: str = "holder") -> LeaseSpec:
+        spec, result = self.acquire(name)
         assert result.status is GRANTED
-        return wanted
+        return spec
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailab
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import MakeStore
 from tests.servers import Process, RedisServer, free_port, is_listening, redis_program, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 PASSWORD = "pa55-of-the-default"
 USER, USER_PASSWORD = "locks", "pa55-of-the-user"
@@ -191,7 +191,7 @@ def refused_login(call: Callable[[], Any]) -> None:
         assert password not in str(refused.value)
 
 
-CALLS: Mapping[str, Callable[[RedisStore, LeaseRequest], Any]] = {
+CALLS: Mapping[str, Callable[[RedisStore, LeaseSpec], Any]] = {
     "acquire": lambda store, lease_request: store.acquire(lease_request),
     "renew": lambda store, lease_request: store.renew([lease_request]),
     "release": lambda store, lease_request: store.release(lease_request, success=True),
@@ -240,7 +240,7 @@ def test_arguments_are_not_shown(
 ) -> None:
     """An unknown command shows neither a password nor a token, although the server's error quotes its arguments."""
     server = own_server("--rename-command", "AUTH", "", "--rename-command", "EVALSHA", "")
-    one = LeaseRequest("b", "d", "t0ken", 30.0, "id")
+    one = LeaseSpec("b", "d", "t0ken", 30.0, "id")
     with pytest.raises(StoreError, match=r"(?i)unknown command.*evalsha") as refused:
         redis_store(server.url()).acquire(one)
     assert "t0ken" not in str(refused.value)

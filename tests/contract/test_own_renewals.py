@@ -12,7 +12,7 @@ from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.redis.calls import ScriptCall
 from celery_singleton_lock.store.redis.connection import Command
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.conftest import MemoryBacking
 from tests.servers import RedisServer
@@ -63,12 +63,12 @@ def timed(request: pytest.FixtureRequest, redis_server: RedisServer) -> Iterator
     store.close()
 
 
-def lease(digest: str = "d", limit: int = 0) -> LeaseRequest:
-    return LeaseRequest(BASE, digest, f"token-{digest}", TTL, "id", "w1@host", 4711, supervised=True, limit=limit)
+def lease(digest: str = "d", limit: int = 0) -> LeaseSpec:
+    return LeaseSpec(BASE, digest, f"token-{digest}", TTL, "id", "w1@host", 4711, supervised=True, limit=limit)
 
 
-def supervisors(limit: int = 0) -> LeaseRequest:
-    return LeaseRequest(BASE, "", "token-d", TTL, "id", "w1@host", 4711, supervised=True, limit=limit)
+def supervisors(limit: int = 0) -> LeaseSpec:
+    return LeaseSpec(BASE, "", "token-d", TTL, "id", "w1@host", 4711, supervised=True, limit=limit)
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -100,7 +100,7 @@ def test_a_lease_that_is_acquired_again(timed: Timed) -> None:
     store.release(own, False, kept=Kept("queued", 3600.0, queued_token("id")))
     timed.wait(100)
     assert (None, False) == timed.told(own.lock)
-    again = LeaseRequest(BASE, "d", "token-e", TTL, "id", "w1@host", 4711)
+    again = LeaseSpec(BASE, "d", "token-e", TTL, "id", "w1@host", 4711)
     fence = store.acquire(again).fence
     assert (0.0, False) == timed.told(own.lock)
     timed.wait(20)

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.store.keys import LINE_TOKEN
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from tests.contract.conftest import Backing
 
 GRANTED, REFUSED, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.REFUSED, AcquireStatus.SUPERSEDED
@@ -17,11 +17,11 @@ GRANTED, REFUSED, SUPERSEDED = AcquireStatus.GRANTED, AcquireStatus.REFUSED, Acq
 class Calls:
     """Deliveries with one lock key whose head starts after 10 s without another call, and after 25 s in any case."""
 
-    def __init__(self, backing: Backing, lease_request: Callable[..., LeaseRequest]) -> None:
+    def __init__(self, backing: Backing, lease_request: Callable[..., LeaseSpec]) -> None:
         self.store = backing.store
         self._make = lease_request
 
-    def request(self, name: str, ticket: str = "", **place: object) -> LeaseRequest:
+    def request(self, name: str, ticket: str = "", **place: object) -> LeaseSpec:
         """Return the request of a message, by default a new one."""
         return self._make(task_id=name, ttl=20.0, place=Place(ticket, quiet=10.0, max_quiet=25.0)._replace(**place))
 
@@ -37,18 +37,18 @@ class Calls:
 
     def copy(self, name: str) -> AcquireResult:
         """Deliver the delayed copy of a message that waits; if it is its turn, the lock is reserved for the message."""
-        wanted = self.request(name, f"ticket {name}", copy=1.5)
-        wanted.token, wanted.queued = LINE_TOKEN, True
-        return self.store.acquire(wanted)
+        spec = self.request(name, f"ticket {name}", copy=1.5)
+        spec.token, spec.queued = LINE_TOKEN, True
+        return self.store.acquire(spec)
 
-    def start(self, name: str) -> tuple[LeaseRequest, AcquireResult]:
+    def start(self, name: str) -> tuple[LeaseSpec, AcquireResult]:
         """Deliver the message that its copy has published."""
-        wanted = self.request(name, f"ticket {name}", copy=2.0)
-        return wanted, self.store.acquire(wanted)
+        spec = self.request(name, f"ticket {name}", copy=2.0)
+        return spec, self.store.acquire(spec)
 
 
 @pytest.fixture
-def calls(backing: Backing, lease_request: Callable[..., LeaseRequest]) -> Calls:
+def calls(backing: Backing, lease_request: Callable[..., LeaseSpec]) -> Calls:
     return Calls(backing, lease_request)
 
 
@@ -162,7 +162,7 @@ def test_message_that_was_gone_for_hours(backing: Backing, calls: Calls) -> None
     assert again.quiet == pytest.approx(10, abs=0.5)
 
 
-def test_who_is_told_of_it(calls: Calls, lease_request: Callable[..., LeaseRequest]) -> None:
+def test_who_is_told_of_it(calls: Calls, lease_request: Callable[..., LeaseSpec]) -> None:
     """Only a call that has a quiet time itself is told how long it lasts; a reservation is not."""
     calls.join("a")
     assert 0 == calls.store.acquire(lease_request(task_id="b", place=Place())).quiet

@@ -14,11 +14,11 @@ from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import queued_token, record_keys
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.contract.conftest import RedisBacking
 from tests.servers import RedisServer
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 DUPLICATE = Noted(policy="skip")
 
 
@@ -56,31 +56,31 @@ def locks(records: RecordStore, base: str) -> Callable[[], list[Lock]]:
 def hold(backing: RedisBacking, lease_request: MakeRequest) -> MakeRequest:
     """Return a function that acquires a lock."""
 
-    def held(digest: str = "d", **more: Any) -> LeaseRequest:
-        wanted = lease_request(digest, **more)
-        assert AcquireStatus.GRANTED is backing.store.acquire(wanted).status
-        return wanted
+    def held(digest: str = "d", **more: Any) -> LeaseSpec:
+        spec = lease_request(digest, **more)
+        assert AcquireStatus.GRANTED is backing.store.acquire(spec).status
+        return spec
 
     return held
 
 
-def end(backing: RedisBacking, wanted: LeaseRequest, outcome: str = "success", error: str = "", **more: Any) -> None:
-    wanted.noted = Noted(outcome=outcome, error=error)
-    backing.store.release(wanted, outcome == "success", **more)
+def end(backing: RedisBacking, spec: LeaseSpec, outcome: str = "success", error: str = "", **more: Any) -> None:
+    spec.noted = Noted(outcome=outcome, error=error)
+    backing.store.release(spec, outcome == "success", **more)
 
 
 def test_a_run(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str, locks: Any) -> None:
     """A lease is listed while it exists; then its run is in the history, with outcome, times and error."""
-    wanted = hold(task_id="t1")
+    spec = hold(task_id="t1")
     (lock,) = locks()
     holder = lock.holder
-    assert (wanted.lock, "t1", "w1@host", 4711) == (lock.key, holder.task_id, holder.node, holder.pid)
+    assert (spec.lock, "t1", "w1@host", 4711) == (lock.key, holder.task_id, holder.node, holder.pid)
     assert ("running", 0, 0) == (holder.state, lock.duplicates, lock.waiting)
     assert 20 < holder.remaining <= 30
-    end(backing, wanted, "failure", "ValueError: x")
+    end(backing, spec, "failure", "ValueError: x")
     assert [] == locks()
     (run,) = records.history(base)
-    assert (wanted.lock, "t1", "failure", "ValueError: x") == (run.key, run.task_id, run.outcome, run.error)
+    assert (spec.lock, "t1", "failure", "ValueError: x") == (run.key, run.task_id, run.outcome, run.error)
     assert lock.since == run.started <= run.ended < run.started + 100
     found = records.counters(base)
     assert (1, 1) == (found["acquired"], found["released:failure"])
@@ -118,8 +118,8 @@ def test_body_that_outlives_its_lease(
         assert run.ended * 1000 == pytest.approx(found["last_success"], abs=1)
 
 
-def holder_fence(backing: RedisBacking, wanted: LeaseRequest) -> int:
-    found = backing.store.holder(wanted.lock)
+def holder_fence(backing: RedisBacking, spec: LeaseSpec) -> int:
+    found = backing.store.holder(spec.lock)
     assert found is not None
     return found.fence
 
@@ -164,8 +164,8 @@ def test_end_of_what_had_no_body(
     backing: RedisBacking, records: RecordStore, base: str, lease_request: MakeRequest
 ) -> None:
     """A reservation that has expired, or an acquire without an answer, is no run."""
-    for wanted in (lease_request(), lease_request(token=queued_token("t1"), queued=True)):
-        backing.store.release(wanted, False)
+    for spec in (lease_request(), lease_request(token=queued_token("t1"), queued=True)):
+        backing.store.release(spec, False)
     assert [] == records.history(base)
 
 
@@ -190,12 +190,12 @@ def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base:
     """With a history of 0, runs are counted and none is kept."""
     backing = RedisBacking(redis_server.url(), base, history=0)
     for ended in ("release", "revoke", "expire"):
-        wanted = lease_request(ended)
-        backing.store.acquire(wanted)
+        spec = lease_request(ended)
+        backing.store.acquire(spec)
         if ended == "release":
-            end(backing, wanted)
+            end(backing, spec)
         elif ended == "revoke":
-            backing.store.revoke(base, wanted.lock)
+            backing.store.revoke(base, spec.lock)
         else:
             backing.wait(32)
     records = backing.store.records()
@@ -262,9 +262,9 @@ def test_reservation(
     assert ["queued"] == [lock.holder.state for lock in locks()]
     assert "last_start" not in records.counters(base)
     backing.store.acquire(lease_request(noted=DUPLICATE))
-    wanted = hold(task_id="t1")
+    spec = hold(task_id="t1")
     assert [("running", 1)] == [(lock.holder.state, lock.duplicates) for lock in locks()]
-    end(backing, wanted, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
+    end(backing, spec, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
     assert ["queued"] == [lock.holder.state for lock in locks()]
     assert {"acquired": 2, "released:retry": 1, "duplicates:skip": 1} == counters()
 
@@ -314,11 +314,11 @@ def test_renewal_keeps_it_listed(backing: RedisBacking, hold: MakeRequest, count
 
 def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
     """A lease that is reacquired is one more; the one before it expires."""
-    wanted = hold()
-    backing.lose(wanted.lock)
-    backing.store.reacquire(wanted, 7)
+    spec = hold()
+    backing.lose(spec.lock)
+    backing.store.reacquire(spec, 7)
     backing.wait(20)
-    backing.store.renew([wanted])
+    backing.store.renew([spec])
     assert [False, True] == sorted(lock.missing for lock in locks())
     backing.wait(15)
     assert {"acquired": 1, "reacquired": 1, "expired": 1} == counters()
@@ -327,11 +327,11 @@ def test_reacquired(backing: RedisBacking, hold: MakeRequest, counters: Any, loc
 
 def test_reacquired_in_one_millisecond(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:
     """Leases of one lock that begin in the same millisecond are counted one by one, though they look the same."""
-    wanted = lease_request()
-    fence = backing.store.acquire(wanted).fence
+    spec = lease_request()
+    fence = backing.store.acquire(spec).fence
     for _ in range(200):
-        backing.lose(wanted.lock)
-        backing.store.reacquire(wanted, fence)
+        backing.lose(spec.lock)
+        backing.store.reacquire(spec, fence)
     backing.wait(32)
     assert {"acquired": 1, "reacquired": 200, "expired": 201} == counters()
 
@@ -339,9 +339,9 @@ def test_reacquired_in_one_millisecond(backing: RedisBacking, lease_request: Mak
 @pytest.mark.parametrize("limit", [0, 2])
 def test_missing_lock(backing: RedisBacking, hold: MakeRequest, locks: Any, limit: int) -> None:
     """A lease whose key is not in the store does not exist, also before its time is over, and after another one has the lock."""
-    wanted = hold(limit=limit)
+    spec = hold(limit=limit)
     assert [True] == [lock.exists for lock in locks()]
-    backing.lose(wanted.lock)
+    backing.lose(spec.lock)
     assert [(False, True)] == [(lock.exists, lock.missing) for lock in locks()]
     other = hold(limit=limit, task_id="other")
     assert [other.task_id] == [lock.holder.task_id for lock in locks() if lock.exists]
@@ -349,9 +349,9 @@ def test_missing_lock(backing: RedisBacking, hold: MakeRequest, locks: Any, limi
 
 def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest, counters: Any, base: str) -> None:
     """A revoked lease is counted as that, and the release of its former holder is not."""
-    wanted = hold()
-    backing.store.revoke(base, wanted.lock)
-    end(backing, wanted)
+    spec = hold()
+    backing.store.revoke(base, spec.lock)
+    end(backing, spec)
     assert {"acquired": 1, "released_by_operator": 1} == counters()
     assert ["released_by_operator"] == [run.outcome for run in records.history(base)]
 
@@ -441,11 +441,11 @@ def test_operators_hold(
 
 def test_running_body_goes_on(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
     """A body that runs keeps its lock during a pause, and asking again is granted again."""
-    wanted = hold()
+    spec = hold()
     records.pause(base, WHOLE_TASK, 60.0)
-    assert AcquireStatus.GRANTED is backing.store.acquire(wanted).status
-    assert [RenewResult.RENEWED] == backing.store.renew([wanted])
-    end(backing, wanted)
+    assert AcquireStatus.GRANTED is backing.store.acquire(spec).status
+    assert [RenewResult.RENEWED] == backing.store.renew([spec])
+    end(backing, spec)
 
 
 def test_reservation_in_a_pause(

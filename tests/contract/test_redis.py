@@ -26,11 +26,11 @@ from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, Renew
 from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 StartServer = Callable[..., RedisServer]
 
 TIMEOUT = 0.4
@@ -39,13 +39,13 @@ SLACK = 0.6
 TRIES = 5
 
 
-def revoked(lease_request: LeaseRequest) -> tuple[str, str, str, str]:
+def revoked(lease_request: LeaseSpec) -> tuple[str, str, str, str]:
     """Return the arguments that also forget the starts."""
     return lease_request.base, lease_request.lock, "", lease_request.starts
 
 
 #: Each call that a store makes, for what is true of all of them.
-CALLS: dict[str, Callable[[LockStore, LeaseRequest], Any]] = {
+CALLS: dict[str, Callable[[LockStore, LeaseSpec], Any]] = {
     "acquire": lambda store, lease_request: store.acquire(lease_request),
     "renew": lambda store, lease_request: store.renew([lease_request]),
     "reacquire": lambda store, lease_request: store.reacquire(lease_request, 1),
@@ -946,7 +946,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def each_verb(store: RedisStore, one: LeaseRequest) -> None:
+def each_verb(store: RedisStore, one: LeaseSpec) -> None:
     """Use a store as tasks and operators do."""
     assert store.acquire(one).status is AcquireStatus.GRANTED
     assert [RenewResult.RENEWED] == store.renew([one])

@@ -8,10 +8,10 @@ import pytest
 
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 GRANTED, REFUSED = AcquireStatus.GRANTED, AcquireStatus.REFUSED
 SUPERSEDED, REPLACED = AcquireStatus.SUPERSEDED, AcquireStatus.REPLACED
 
@@ -23,28 +23,28 @@ class Deliveries:
         self.store = store
         self._make = lease_request
 
-    def request(self, name: str, place: Place | None = None, **more: object) -> LeaseRequest:
+    def request(self, name: str, place: Place | None = None, **more: object) -> LeaseSpec:
         place = place or Place(stop=True)
         return self._make(task_id=name, place=place, **{"ttl": 20.0, "stoppable": True, **more})
 
-    def acquire(self, name: str, **more: object) -> tuple[LeaseRequest, AcquireResult]:
-        wanted = self.request(name, **more)  # type: ignore[arg-type]
-        return wanted, self.store.acquire(wanted)
+    def acquire(self, name: str, **more: object) -> tuple[LeaseSpec, AcquireResult]:
+        spec = self.request(name, **more)  # type: ignore[arg-type]
+        return spec, self.store.acquire(spec)
 
-    def held(self, name: str = "holder", **more: object) -> LeaseRequest:
-        wanted, result = self.acquire(name, **more)
+    def held(self, name: str = "holder", **more: object) -> LeaseSpec:
+        spec, result = self.acquire(name, **more)
         assert result.status is GRANTED
-        return wanted
+        return spec
 
     def join(self, name: str, copy: float = 0.0, token: str = "") -> AcquireResult:
         """Let a message wait; its ticket is its name."""
         place = Place(f"ticket {name}", copy, 1, True, copy + 1.5, 40.0, f"message {name}", stop=True, gives_way=True)
         return self.store.acquire(self.request(name, place, token=token, queued=token == LINE_TOKEN))
 
-    def reserve(self, name: str, ttl: float = 100.0) -> LeaseRequest:
-        wanted = self._make(task_id=name, token=queued_token(name), ttl=ttl, queued=True)
-        assert self.store.acquire(wanted).status is GRANTED
-        return wanted
+    def reserve(self, name: str, ttl: float = 100.0) -> LeaseSpec:
+        spec = self._make(task_id=name, token=queued_token(name), ttl=ttl, queued=True)
+        assert self.store.acquire(spec).status is GRANTED
+        return spec
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def deliveries(store: LockStore, lease_request: MakeRequest) -> Deliveries:
     return Deliveries(store, lease_request)
 
 
-def renewed(deliveries: Deliveries, *leases: LeaseRequest) -> list[RenewResult]:
+def renewed(deliveries: Deliveries, *leases: LeaseSpec) -> list[RenewResult]:
     return deliveries.store.renew(leases)
 
 
@@ -173,8 +173,8 @@ def test_reservation_is_replaced(deliveries: Deliveries, backing: Backing, token
 
 def test_replacement_has_a_higher_fence(deliveries: Deliveries) -> None:
     """The message that takes the place of a reservation gets a fence of its own."""
-    wanted = deliveries.reserve("queued")
-    found = deliveries.store.holder(wanted.lock)
+    spec = deliveries.reserve("queued")
+    found = deliveries.store.holder(spec.lock)
     assert found is not None
     assert deliveries.join("a").fence > found.fence
 

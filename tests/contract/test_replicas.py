@@ -13,12 +13,12 @@ from redis import Redis
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import KINDS, VALKEY
 from tests.contract.test_round_trips import Sends
 from tests.servers import RedisServer, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 TIMEOUT = 2.0  # longer than a moment of slowness
 
 
@@ -67,17 +67,17 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 def test_the_replica_has_it(pair: Pair, lease_request: MakeRequest) -> None:
     """The replica has a lock, and its renewal, when the call returns. Each call waits for the network once."""
-    wanted = lease_request(ttl=60.0)
+    spec = lease_request(ttl=60.0)
     with Redis(port=pair.replica.port) as copy:
         pair.store.acquire(lease_request("first"))  # connects, and tells the server its script
         pair.sends.count = 0
-        assert AcquireStatus.GRANTED is pair.store.acquire(wanted).status
-        assert copy.exists(wanted.lock)
-        pair.admin.pexpire(wanted.lock, 1000)
-        pair.store.renew([wanted])
+        assert AcquireStatus.GRANTED is pair.store.acquire(spec).status
+        assert copy.exists(spec.lock)
+        pair.admin.pexpire(spec.lock, 1000)
+        pair.store.renew([spec])
         pair.sends.count = 1
-        assert [RenewResult.RENEWED] == pair.store.renew([wanted])
-        assert copy.pttl(wanted.lock) > 50_000
+        assert [RenewResult.RENEWED] == pair.store.renew([spec])
+        assert copy.pttl(spec.lock) > 50_000
         assert 2 == pair.sends.count
 
 
@@ -105,16 +105,16 @@ def test_no_replica(pair: Pair, lease_request: MakeRequest, verb: str) -> None:
 
 def test_release_needs_no_replica(pair: Pair, lease_request: MakeRequest) -> None:
     """A lock that the replica does not have is given back at once: release waits for nobody."""
-    wanted = lease_request()
+    spec = lease_request()
     pair.store.acquire(lease_request("first"))
     pair.cut()
     with pytest.raises(StoreUnavailable):
-        pair.store.acquire(wanted)
-    assert pair.admin.exists(wanted.lock)
+        pair.store.acquire(spec)
+    assert pair.admin.exists(spec.lock)
     begun = time.monotonic()
-    pair.store.release(wanted, None)
+    pair.store.release(spec, None)
     assert time.monotonic() - begun < TIMEOUT / 2
-    assert not pair.admin.exists(wanted.lock)
+    assert not pair.admin.exists(spec.lock)
 
 
 def test_connections_are_made_anew(pair: Pair, lease_request: MakeRequest) -> None:
@@ -151,11 +151,11 @@ def test_wait_is_not_allowed(pair: Pair, lease_request: MakeRequest) -> None:
     """A login that may not send WAIT gets no lock, and none stays."""
     pair.admin.execute_command("ACL", "SETUSER", "locks", "on", ">pass", "~*", "+@all", "-wait")
     url = pair.primary.url().replace("redis://", "redis://locks:pass@")
-    store, wanted = RedisStore(connector(url, {}), TIMEOUT, replicas=1), lease_request()
+    store, spec = RedisStore(connector(url, {}), TIMEOUT, replicas=1), lease_request()
     with pytest.raises(StoreUnavailable, match="WAIT"):
-        store.acquire(wanted)
-    store.release(wanted, None)
-    assert not pair.admin.exists(wanted.lock)
+        store.acquire(spec)
+    store.release(spec, None)
+    assert not pair.admin.exists(spec.lock)
     store.close()
 
 

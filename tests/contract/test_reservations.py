@@ -8,20 +8,20 @@ import pytest
 
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 from tests.contract.conftest import Backing
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 
 @pytest.fixture
-def reserve(backing: Backing, lease_request: MakeRequest) -> Callable[..., LeaseRequest]:
+def reserve(backing: Backing, lease_request: MakeRequest) -> Callable[..., LeaseSpec]:
     """Return a function that reserves the lock for the message of a task id."""
 
-    def reserved(task_id: str = "t1", ttl: float = 3600.0) -> LeaseRequest:
-        wanted = lease_request(token=queued_token(task_id), task_id=task_id, ttl=ttl, queued=True, node="", pid=0)
-        assert backing.store.acquire(wanted).status is AcquireStatus.GRANTED
-        return wanted
+    def reserved(task_id: str = "t1", ttl: float = 3600.0) -> LeaseSpec:
+        spec = lease_request(token=queued_token(task_id), task_id=task_id, ttl=ttl, queued=True, node="", pid=0)
+        assert backing.store.acquire(spec).status is AcquireStatus.GRANTED
+        return spec
 
     return reserved
 

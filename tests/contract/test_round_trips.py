@@ -12,7 +12,7 @@ from celery_singleton_lock import locks
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer
 
 NAMES = [f"job.{number}" for number in range(500)]
@@ -60,8 +60,8 @@ def app(own_server: Callable[..., RedisServer]) -> Iterator[Celery]:
     app.close()
 
 
-def request(name: str, digit: str, ttl: float = 600.0) -> LeaseRequest:
-    return LeaseRequest(f"singleton:{{{name}}}", digit * 32, f"{digit}-{name}", ttl, f"{name}-{digit}", "w1@host", 4711)
+def request(name: str, digit: str, ttl: float = 600.0) -> LeaseSpec:
+    return LeaseSpec(f"singleton:{{{name}}}", digit * 32, f"{digit}-{name}", ttl, f"{name}-{digit}", "w1@host", 4711)
 
 
 @pytest.fixture
@@ -106,11 +106,9 @@ def test_many_locks_of_one_task(app: Celery, counted: Sends) -> None:
     """A long registry is read in parts, beside which the other names are read once only."""
     store: Any = context_of(app).store
     for number in range(300):
-        wanted = request("job.3", "a")
-        wanted = LeaseRequest(
-            wanted.base, f"{number:032x}", f"token-{number}", 600.0, f"task-{number}", "w1@host", 4711
-        )
-        store.acquire(wanted)
+        spec = request("job.3", "a")
+        spec = LeaseSpec(spec.base, f"{number:032x}", f"token-{number}", 600.0, f"task-{number}", "w1@host", 4711)
+        store.acquire(spec)
     counted.count = 0
     assert 300 + len(NAMES) + 1 == len({lock.key for lock in locks.find(app)}) == len(locks.find(app))
     assert counted.count <= 2 * 70
@@ -120,9 +118,7 @@ def test_expired_leases_are_counted(app: Celery, counted: Sends) -> None:
     """More leases than one sweep counts are counted as expired, and are no locks any more."""
     store: Any = context_of(app).store
     for number in range(400):
-        store.acquire(
-            LeaseRequest("singleton:{job.5}", f"{number:032x}", f"t{number}", 0.001, f"task-{number}", "n", 1)
-        )
+        store.acquire(LeaseSpec("singleton:{job.5}", f"{number:032x}", f"t{number}", 0.001, f"task-{number}", "n", 1))
     for entry in store.command("ZRANGEBYSCORE", "singleton:{job.5}:registry", "-inf", "+inf"):
         store.command("ZINCRBY", "singleton:{job.5}:registry", "-5000", entry)
     (found,) = locks.stats(app, "job.5")

@@ -17,7 +17,7 @@ from celery import Celery
 from celery_singleton_lock import SingletonTask, StoreError, StoreUnavailable
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import MakeStore, start_with_tls
 from tests.contract.test_redis import CALLS, every_call
 from tests.servers import RedisServer, until
@@ -25,7 +25,7 @@ from tests.servers import RedisServer, until
 TIMEOUT = 0.15
 TOKEN, WRONG = "70ken-0f-this-attempt", "pa55w0rd"
 StartServer = Callable[..., RedisServer]
-Call = Callable[[Any, LeaseRequest], Any]
+Call = Callable[[Any, LeaseSpec], Any]
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -68,11 +68,11 @@ def leaks(raised: BaseException, *secrets: str) -> list[str]:
 
 
 @pytest.fixture
-def one(base: str) -> LeaseRequest:
-    return LeaseRequest(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, supervised=True)
+def one(base: str) -> LeaseSpec:
+    return LeaseSpec(base, "d", TOKEN, 30.0, "id", "w1@host", 4711, supervised=True)
 
 
-def shows_nothing(call: Call, store: RedisStore, lease_request: LeaseRequest) -> None:
+def shows_nothing(call: Call, store: RedisStore, lease_request: LeaseSpec) -> None:
     """Check that the call fails twice and that neither error shows the token; the second call has packed commands."""
     for _ in range(2):
         with pytest.raises(StoreError) as raised:
@@ -97,7 +97,7 @@ def test_leaks_are_found() -> None:
     assert [] == leaks(fail("harmless"), TOKEN)
 
 
-def is_answered(call: Call, store: LockStore, one: LeaseRequest) -> bool:
+def is_answered(call: Call, store: LockStore, one: LeaseSpec) -> bool:
     """Call a store whose timeout is short; tell whether it has answered in time."""
     with suppress(StoreUnavailable):
         call(store, one)
@@ -106,7 +106,7 @@ def is_answered(call: Call, store: LockStore, one: LeaseRequest) -> bool:
 
 
 @every_call
-def test_server_away(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
+def test_server_away(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec, call: Call) -> None:
     """The error of a stopped server shows no token, on an open connection or a new one."""
     server = own_server()
     store = redis_store(server.url())
@@ -117,7 +117,7 @@ def test_server_away(own_server: StartServer, redis_store: MakeStore, one: Lease
 
 
 @every_call
-def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
+def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec, call: Call) -> None:
     """The error of a timeout shows no token, on an open connection or a new one."""
     server = own_server()
     store = redis_store(server.url(), TIMEOUT)
@@ -131,7 +131,7 @@ def test_server_paused(own_server: StartServer, redis_store: MakeStore, one: Lea
 
 
 @every_call
-def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest, call: Call) -> None:
+def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec, call: Call) -> None:
     """The error of a refused command shows no token, also if the server quotes the command."""
     server = own_server()
     admin = redis_store(server.url())
@@ -147,7 +147,7 @@ def test_server_refuses(own_server: StartServer, redis_store: MakeStore, one: Le
 
 @every_call
 @pytest.mark.parametrize("url", ["rediss://127.0.0.1:{port}/0", "sentinel://127.0.0.1:{port}/0"])
-def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, call: Call) -> None:
+def test_no_connection(own_server: StartServer, one: LeaseSpec, url: str, call: Call) -> None:
     """The error of a missing TLS server or Sentinel shows no token."""
     server = own_server()
     store = RedisStore(connector(url.format(port=server.port), {"master_name": "m"}, None, TIMEOUT), TIMEOUT)
@@ -155,7 +155,7 @@ def test_no_connection(own_server: StartServer, one: LeaseRequest, url: str, cal
 
 
 @pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
-def test_tls(certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> None:
+def test_tls(certificate: tuple[Path, Path], one: LeaseSpec, call: Call) -> None:
     """The error of a closed TLS connection, which sends from Python code, shows no token."""
     server, port = start_with_tls(certificate)
     store = RedisStore(connector(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate[0]}", {}), TIMEOUT)
@@ -165,7 +165,7 @@ def test_tls(certificate: tuple[Path, Path], one: LeaseRequest, call: Call) -> N
     store.close()
 
 
-def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
+def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec) -> None:
     """The error of a refused login shows no password, although redis-py has it in its variables."""
     server = own_server("--requirepass", "right")
     store = redis_store(server.url().replace("redis://", f"redis://:{WRONG}@"))
@@ -178,7 +178,7 @@ class Struck(Exception):
     """Raised by a signal handler."""
 
 
-def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: LeaseRequest) -> None:
+def test_interrupted_call(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec) -> None:
     """An exception that a signal handler raises during the wait for a reply shows no token."""
 
     def strike(*_: Any) -> None:
@@ -219,5 +219,5 @@ def test_frames_of_a_run(own_server: StartServer) -> None:
 def token_leaks(raised: BaseException) -> list[str]:
     """Return the names of variables and errors that show the token of the request among the variables."""
     values = [value for _, variables in frames(raised.__traceback__) for value in variables.values()]
-    (token,) = {value.token for value in values if isinstance(value, LeaseRequest)}
+    (token,) = {value.token for value in values if isinstance(value, LeaseSpec)}
     return leaks(raised, token)

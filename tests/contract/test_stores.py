@@ -13,18 +13,18 @@ from celery_singleton_lock.store.keys import BEGUN_TTL
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory.store import RELEASES_PER_CLEANUP
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 from tests.contract.conftest import Backing
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 
-def known(lease_request: LeaseRequest) -> LeaseRequest:
+def known(lease_request: LeaseSpec) -> LeaseSpec:
     """Return the request as the supervisor knows it: without digest."""
-    return LeaseRequest(lease_request.base, "", lease_request.token, lease_request.ttl, lease_request.task_id)
+    return LeaseSpec(lease_request.base, "", lease_request.token, lease_request.ttl, lease_request.task_id)
 
 
-def granted(store: LockStore, lease_request: LeaseRequest) -> bool:
+def granted(store: LockStore, lease_request: LeaseSpec) -> bool:
     return store.acquire(lease_request).status is AcquireStatus.GRANTED
 
 
@@ -33,7 +33,7 @@ def left(backing: Backing) -> list[str]:
     return [name for name in sorted(backing.keys()) if ":fence" not in name and ":recent" not in name]
 
 
-def take(store: LockStore, lease_request: LeaseRequest) -> int:
+def take(store: LockStore, lease_request: LeaseSpec) -> int:
     """Acquire a free lock, and return the fence of its lease."""
     result = store.acquire(lease_request)
     assert result.status is AcquireStatus.GRANTED
@@ -239,21 +239,21 @@ def test_reacquired_from_nobody_else(backing: Backing, lease_request: MakeReques
     assert [RenewResult.MISSING, RenewResult.RENEWED] == store.renew([known(one), known(other)])
 
 
-def _released(store: LockStore, one: LeaseRequest) -> None:
+def _released(store: LockStore, one: LeaseSpec) -> None:
     store.release(one, success=True)
 
 
-def _released_by_attempt(store: LockStore, one: LeaseRequest) -> None:
+def _released_by_attempt(store: LockStore, one: LeaseSpec) -> None:
     store.release(known(one), success=False)
 
 
-def _revoked(store: LockStore, one: LeaseRequest) -> None:
+def _revoked(store: LockStore, one: LeaseSpec) -> None:
     store.revoke(one.base, one.lock)
 
 
 @pytest.mark.parametrize("ended", [_released, _released_by_attempt, _revoked])
 def test_another_came_and_went(
-    backing: Backing, lease_request: MakeRequest, ended: Callable[[LockStore, LeaseRequest], None]
+    backing: Backing, lease_request: MakeRequest, ended: Callable[[LockStore, LeaseSpec], None]
 ) -> None:
     """A holder that reacquires its lock learns that another held it in between, also when the call is repeated."""
     store, one, other = backing.store, lease_request(supervised=True), lease_request(supervised=True)
@@ -779,7 +779,7 @@ CRASHED, UNSUCCESSFUL = MaxStarts(2, per=3600.0), MaxStarts(2, per=3600.0, count
 each_count = pytest.mark.parametrize("limit", [CRASHED, UNSUCCESSFUL], ids=["crashed", "unsuccessful"])
 
 
-def crash(backing: Backing, one: LeaseRequest) -> AcquireStatus:
+def crash(backing: Backing, one: LeaseSpec) -> AcquireStatus:
     """Start, and die with the whole worker."""
     status = backing.store.acquire(one).status
     backing.wait(one.ttl + 0.1)
@@ -911,26 +911,26 @@ def test_revoke_from_one_lease_alone(store: LockStore, lease_request: MakeReques
 @pytest.mark.parametrize(("comes_again", "cut_off"), [(True, True), (True, False), (False, True)])
 def test_body_that_began(backing: Backing, lease_request: MakeRequest, comes_again: bool, cut_off: bool) -> None:
     """A store remembers for a week that a body began whose message comes again, unless its own process has seen its end."""
-    store, wanted = backing.store, lease_request(task_id="a", comes_again=comes_again)
-    assert not store.has_begun(wanted)
-    store.acquire(wanted)
-    assert comes_again is store.has_begun(wanted)
+    store, spec = backing.store, lease_request(task_id="a", comes_again=comes_again)
+    assert not store.has_begun(spec)
+    store.acquire(spec)
+    assert comes_again is store.has_begun(spec)
     assert not store.has_begun(lease_request(task_id="b"))
-    wanted.is_unfinished = cut_off
-    store.release(wanted, success=False)
-    assert (comes_again and cut_off) is store.has_begun(wanted)
+    spec.is_unfinished = cut_off
+    store.release(spec, success=False)
+    assert (comes_again and cut_off) is store.has_begun(spec)
     backing.wait(BEGUN_TTL + 1)
-    assert not store.has_begun(wanted)
+    assert not store.has_begun(spec)
 
 
 def test_body_whose_process_died(backing: Backing, lease_request: MakeRequest) -> None:
     """A supervisor's release says nothing of the body; a new start of the message that ends is its end."""
-    store, wanted = backing.store, lease_request(task_id="a", supervised=True, comes_again=True)
-    store.acquire(wanted)
-    store.release(replace(wanted, digest="", comes_again=False), success=False)
-    assert store.holder(wanted.lock) is None
-    assert store.has_begun(wanted)
+    store, spec = backing.store, lease_request(task_id="a", supervised=True, comes_again=True)
+    store.acquire(spec)
+    store.release(replace(spec, digest="", comes_again=False), success=False)
+    assert store.holder(spec.lock) is None
+    assert store.has_begun(spec)
     again = lease_request(task_id="a", comes_again=True)
     store.acquire(again)
     store.release(again, success=True)
-    assert not store.has_begun(wanted)
+    assert not store.has_begun(spec)

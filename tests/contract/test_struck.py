@@ -14,10 +14,10 @@ import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import MakeStore
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 STRIKES = 2000
 SECONDS = 6.0
@@ -62,7 +62,7 @@ def striker() -> Iterator[Striker]:
 
 
 @contextmanager
-def renewing(store: LockStore, lease_request: LeaseRequest) -> Iterator[None]:
+def renewing(store: LockStore, lease_request: LeaseSpec) -> Iterator[None]:
     """Renew this lease repeatedly in another thread, and check that each renewal succeeds."""
     over = threading.Event()
     failures: list[object] = []
@@ -112,14 +112,14 @@ def test_struck_calls(
     ]
 
 
-def store_works(store: LockStore, struck: LeaseRequest, witness: LeaseRequest) -> None:
+def store_works(store: LockStore, struck: LeaseSpec, witness: LeaseSpec) -> None:
     """Check each verb with answers that differ from those of the interrupted calls."""
     holder = store.holder(witness.lock)
     assert holder is not None
     assert "witness" == holder.task_id
     assert store.acquire(struck).status is AcquireStatus.GRANTED
     assert [RenewResult.RENEWED, RenewResult.MISSING] == store.renew(
-        [struck, LeaseRequest(witness.base, "nobody's", "t", 30.0)]
+        [struck, LeaseSpec(witness.base, "nobody's", "t", 30.0)]
     )
     assert not store.release(struck, success=False).redelivery_waits
     assert store.holder(struck.lock) is None

@@ -15,11 +15,11 @@ from celery_singleton_lock import ConfigurationError, StoreError, StoreUnavailab
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.conftest import MakeStore, make_certificate, start_with_tls
 from tests.servers import is_listening, until
 
-MakeRequest = Callable[..., LeaseRequest]
+MakeRequest = Callable[..., LeaseSpec]
 
 
 def refused(call: Callable[[], object], match: str) -> None:
@@ -139,12 +139,12 @@ def test_certificates_of_celerys_settings(
 # -- what waiting does not cure ------------------------------------------------------------------
 
 
-def refused_soon(store: RedisStore, wanted: LeaseRequest, match: str) -> None:
+def refused_soon(store: RedisStore, spec: LeaseSpec, match: str) -> None:
     """Check that a call is refused. With TLS 1.3, the server may close before the client has read why: then it is asked again."""
 
     def is_told() -> bool:
         with pytest.raises(StoreError) as found:
-            store.acquire(wanted)
+            store.acquire(spec)
         return type(found.value) is StoreError and re.search(match, str(found.value)) is not None
 
     until(is_told, "the server says why")

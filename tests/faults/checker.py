@@ -303,7 +303,7 @@ def _promises(events: Sequence[Event], bodies: Sequence[Body], faults: list[Faul
         }
         never = event["task_id"] in pending
         if never or not fits[event["expect"]]:
-            text = f"{event['task_id'][:8]}: wanted {event['expect']!r}; {len(runs)} began, {done} came to their end"
+            text = f"{event['task_id'][:8]}: spec {event['expect']!r}; {len(runs)} began, {done} came to their end"
             text += "".join(f"; {body.key}: {body}" for body in runs)
             yield Violation("never run" if never else "runs", text)
 

@@ -56,8 +56,8 @@ class Ledger:
         with self._mutex:
             self._read()
             events = list(self._events if what is None else self._kinds.get(what, ()))
-        wanted = same.items()
-        return [event for event in events if wanted <= event.items()] if same else events
+        spec = same.items()
+        return [event for event in events if spec <= event.items()] if same else events
 
     def _read(self) -> None:
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:

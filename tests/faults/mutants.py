@@ -294,7 +294,7 @@ MUTANTS = (
     Mutant(
         "a forked process owns nothing",
         "worker/release.py",
-        "    if request.pid != os.getpid():",
+        "    if spec.pid != os.getpid():",
         "    if False:",
         "test_forks_and_nesting.py::test_fork_in_a_body[fork-through]",
         "freed after the body|early|overlap|theft|no lease|lost: |late renewal",
@@ -423,7 +423,7 @@ MUTANTS = (
     Mutant(
         "a revoked message frees its reservation",
         "worker/request.py",
-        "        free_reservation(app, wanted, self.publish_next)",
+        "        free_reservation(app, spec, self.publish_next)",
         "        pass",
         "test_publish_faults.py::test_message_that_never_starts",
         "41 message revoked|revoked is free",
@@ -432,7 +432,7 @@ MUTANTS = (
         "an own retry keeps the lock",
         "worker/execution.py",
         "        if isinstance(error, Retry):\n"
-        "            kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.request, error)\n",
+        "            kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.spec, error)\n",
         "",
         "tests/integration/test_publish.py::test_own_retry_keeps_the_lock[prefork]",
         "the retry waits",
@@ -488,7 +488,7 @@ MUTANTS = (
     Mutant(
         "a holder looks each second whether it is to stop",
         "lease.py",
-        "        return min(interval, STOP_INTERVAL) if self.request.stoppable else interval\n",
+        "        return min(interval, STOP_INTERVAL) if self.spec.stoppable else interval\n",
         "        return interval\n",
         "tests/overlap/test_replace.py::test_cooperative_body[prefork]",
         "timed out|assert",
@@ -512,7 +512,7 @@ MUTANTS = (
     Mutant(
         "what would have followed a terminated task is revoked",
         "worker/request.py",
-        "            revoke_successors(self.task, self._context)\n",
+        "            revoke_successors(self.task, context_of_request(self))\n",
         "            pass\n",
         "tests/overlap/test_replace.py::test_canvas_of_a_terminated_task[prefork]",
         "timed out|TimeoutError",
@@ -698,14 +698,14 @@ def run(directory: Path, test: str, shows: str = "") -> str:
 
 def main(names: list[str]) -> int:
     """Check all mutants, or the named ones, and return the exit code."""
-    wanted = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    rows = list(dict.fromkeys(mutant.row for mutant in wanted))
+    spec = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    rows = list(dict.fromkeys(mutant.row for mutant in spec))
     with ThreadPoolExecutor(LANES) as threads:
         whole = dict(zip(rows, threads.map(green, rows), strict=True))
-        verdicts = list(threads.map(lambda mutant: whole[mutant.row] or red(mutant), wanted))
-    for mutant, verdict in zip(wanted, verdicts, strict=True):
+        verdicts = list(threads.map(lambda mutant: whole[mutant.row] or red(mutant), spec))
+    for mutant, verdict in zip(spec, verdicts, strict=True):
         print(f"{'red' if not verdict else 'FAILED':<7}{mutant.name:<50} {mutant.row} {verdict}")
-    return int(any(verdicts) or not wanted)
+    return int(any(verdicts) or not spec)
 
 
 if __name__ == "__main__":

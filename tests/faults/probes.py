@@ -34,7 +34,7 @@ from celery_singleton_lock.store.redis.calls import (
     sweep_call,
 )
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.faults.ledger import Ledger, name_of, now
 
 _ERRORS = (redis.RedisError, OSError)
@@ -407,17 +407,17 @@ def digests(verb: str) -> list[bytes]:
     return [digest.encode() for digest, one in scripts().items() if one.verb == verb]
 
 
-def _script(verb: str, request: LeaseRequest, call: ScriptCall) -> Script:
+def _script(verb: str, request: LeaseSpec, call: ScriptCall) -> Script:
     return Script(verb, verb == "acquire" and request.place is not None, call.script)
 
 
-def _requests() -> list[LeaseRequest]:
+def _requests() -> list[LeaseSpec]:
     """Return a request of each kind that has a script of its own."""
     counts: tuple[MaxStarts | None, ...] = (None, MaxStarts(1), MaxStarts(1, count="unsuccessful"))
     owners = ((False, ""), (True, ""), (True, LINE_TOKEN))
     noted = (Noted(), Noted(counted={"renewed": 1}))
     return [
-        LeaseRequest(
+        LeaseSpec(
             "",
             "1",
             token,

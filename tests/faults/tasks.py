@@ -313,7 +313,7 @@ def _bounds(task: Task) -> dict[str, Any]:
 
 
 def _run_of(lease: Any) -> str:
-    return name_of(lease._state.request.token) if lease.protected else os.urandom(5).hex()
+    return name_of(lease._state.spec.token) if lease.protected else os.urandom(5).hex()
 
 
 # -- the app -------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def record_signals(app: Celery) -> None:
 
     def of_lease(what: str) -> Callable[..., None]:
         def note(lease: Any, **_: Any) -> None:
-            ledger.note(what, run=_run_of(lease), key=lease.key, task_id=lease._state.request.task_id)
+            ledger.note(what, run=_run_of(lease), key=lease.key, task_id=lease._state.spec.task_id)
 
         return note
 

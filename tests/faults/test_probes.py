@@ -17,7 +17,7 @@ from celery_singleton_lock.store.keys import LINE_TOKEN, line_keys, queued_token
 from celery_singleton_lock.store.protocol import RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment
@@ -45,7 +45,7 @@ class Scene:
         self.client = redis.Redis.from_url(self.url)
         self.names: dict[str, str] = {}  # of other tokens
         self.a, self.b = (
-            LeaseRequest(BASE, "1", token * 32, 30.0, f"task-{token}", supervised=token == "a") for token in "ab"
+            LeaseSpec(BASE, "1", token * 32, 30.0, f"task-{token}", supervised=token == "a") for token in "ab"
         )
 
     def seen(self) -> list[tuple[str, str, str, str]]:
@@ -108,7 +108,7 @@ def test_every_verb(scene: Scene) -> None:
 def test_renewal_by_the_attempt(scene: Scene) -> None:
     """The probe distinguishes a main process's renewal, by token alone, from the child's own."""
     scene.store.acquire(scene.a)
-    scene.store.renew([LeaseRequest(BASE, "", scene.a.token, 30.0, "task-a", supervised=True)])
+    scene.store.renew([LeaseSpec(BASE, "", scene.a.token, 30.0, "task-a", supervised=True)])
     scene.store.renew([scene.a])
     assert [("renew", "a", LOCK, "renew")] * 2 == scene.seen()[1:]
     own = [event["own"] for event in scene.ledger.events("store", verb="renew", sent=True)]
@@ -194,12 +194,12 @@ def test_slots(scene: Scene) -> None:
 
 def test_reservations(scene: Scene) -> None:
     """A reservation is a lock of its message, which only a delivery of that message may turn into its lease."""
-    reserved = LeaseRequest(BASE, "1", queued_token("task-a"), 30.0, "task-a", queued=True)
+    reserved = LeaseSpec(BASE, "1", queued_token("task-a"), 30.0, "task-a", queued=True)
     scene.store.acquire(reserved)
     scene.store.acquire(scene.b)
     scene.store.acquire(scene.a)
     scene.store.release(scene.a, False, kept=Kept("queued", 30.0, queued_token("task-a")))
-    again = LeaseRequest(BASE, "1", "b" * 32, 30.0, "task-a")
+    again = LeaseSpec(BASE, "1", "b" * 32, 30.0, "task-a")
     scene.store.acquire(again)
     scene.store.release(again, True)
     scene.names = {name_of(queued_token("task-a")): "queued"}
@@ -211,7 +211,7 @@ def test_reservations(scene: Scene) -> None:
 
 def test_reservation_of_another(scene: Scene) -> None:
     """A delivery that takes another message's reservation is a theft."""
-    scene.store.acquire(LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True))
+    scene.store.acquire(LeaseSpec(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True))
     keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, PAUSES]
     who = (scene.b.token, 30000, "task-b", "", 0, "", "")
     scene.broken("acquire", "if owner ~= 'queued:' .. ARGV[3] then", "if false then", keys, *who)
@@ -223,11 +223,11 @@ def test_reservation_of_another(scene: Scene) -> None:
 def _waits(scene: Scene, ticket: str, due: float = 60.0, replace: bool = False) -> None:
     text = f"message of {ticket}" if due > 0 else ""
     place = Place(ticket, 0.0, 0 if replace else 9, replace, 1.0, due, text, gives_way=True)
-    scene.store.acquire(LeaseRequest(BASE, "1", ticket * 8, 30.0, f"task-{ticket}", place=place))
+    scene.store.acquire(LeaseSpec(BASE, "1", ticket * 8, 30.0, f"task-{ticket}", place=place))
 
 
-def _starts(scene: Scene, ticket: str) -> LeaseRequest:
-    request = LeaseRequest(BASE, "1", ticket * 9, 30.0, f"task-{ticket}", place=Place(ticket, 1.0))
+def _starts(scene: Scene, ticket: str) -> LeaseSpec:
+    request = LeaseSpec(BASE, "1", ticket * 9, 30.0, f"task-{ticket}", place=Place(ticket, 1.0))
     scene.store.acquire(request)
     return request
 
@@ -244,7 +244,7 @@ def test_line(scene: Scene) -> None:
         _waits(scene, ticket)
     scene.store.leave(scene.a, "t2")
     assert "message of t1" == scene.store.release(scene.a, True).message
-    scene.store.acquire(LeaseRequest(BASE, "1", LINE_TOKEN, 30.0, "task-t1", queued=True, place=Place("t1", 1.0)))
+    scene.store.acquire(LeaseSpec(BASE, "1", LINE_TOKEN, 30.0, "task-t1", queued=True, place=Place("t1", 1.0)))
     first = _starts(scene, "t1")
     _waits(scene, "t4", replace=True)
     scene.store.release(first, True)
@@ -258,12 +258,12 @@ def test_line(scene: Scene) -> None:
 
 def test_replaced(scene: Scene) -> None:
     """A newcomer ends the reservation of a message that it replaces; a holder that it asks to stop is renewed as before."""
-    reserved = LeaseRequest(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True)
+    reserved = LeaseSpec(BASE, "1", queued_token("task-x"), 30.0, "task-x", queued=True)
     scene.store.acquire(reserved)
     scene.a.place, scene.a.stoppable = Place("t1", 0.0, 1, True, 1.0, 60.0, "", stop=True), True
     scene.store.acquire(scene.a)
     newer = Place("t2", 0.0, 1, True, 1.0, 60.0, "", stop=True)
-    scene.store.acquire(LeaseRequest(BASE, "1", "c" * 32, 30.0, "task-c", place=newer))
+    scene.store.acquire(LeaseSpec(BASE, "1", "c" * 32, 30.0, "task-c", place=newer))
     assert [RenewResult.STOP] == scene.store.renew([scene.a])
     scene.names = {name_of(queued_token("task-x")): "queued"}
     seen = [("acquire", "queued", LOCK, "take"), ("acquire", "queued", LOCK, "free"), ("acquire", "a", LOCK, "take")]

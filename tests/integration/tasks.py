@@ -242,7 +242,7 @@ def _copy_request(task: Task, tag: str, seconds: float) -> str:
     copied, pickled = copy.deepcopy(request), pickle.dumps(request)
     shown = f"{copied} {pickle.loads(pickled)}".encode() + pickled + pickle.dumps(copied)
     assert lease.held
-    return "a token was shown" if lease._state.request.token.encode() in shown else "copied"
+    return "a token was shown" if lease._state.spec.token.encode() in shown else "copied"
 
 
 def _hold_retry(task: Task, tag: str, seconds: float) -> str:
@@ -673,7 +673,7 @@ def make_app(conf: dict[str, Any]) -> Celery:
 
     Args:
         conf: Celery's configuration, with ``test_directory`` (where to record) and, where
-            wanted, ``test_task_cls`` (whether every task of the app shall be a SingletonTask).
+            spec, ``test_task_cls`` (whether every task of the app shall be a SingletonTask).
     """
     options: dict[str, Any] = {"task_cls": SingletonTask} if conf.get("test_task_cls") else {}
     # ``shared=False`` below: otherwise Celery adds these tasks to every app of the process.

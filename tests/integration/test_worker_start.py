@@ -264,17 +264,17 @@ TOO_LONG = "lock_ttl is longer"
 
 
 @pytest.mark.parametrize(
-    ("timeout", "wanted"),
+    ("timeout", "spec"),
     [(700, []), (500, [TOO_LONG]), (100, ["RetryLater's delays are cut to 50 s", TOO_LONG])],
 )
-def test_visibility_timeout(fresh_worker: Callable[..., LocalWorkerNode], timeout: int, wanted: list[str]) -> None:
+def test_visibility_timeout(fresh_worker: Callable[..., LocalWorkerNode], timeout: int, spec: list[str]) -> None:
     """A worker names the tasks whose delays or TTL do not fit the broker's visibility timeout, and no others."""
     conf = {"broker_transport_options": {"visibility_timeout": timeout}}
     worker = fresh_worker(WorkerSpec("solo", 1, conf=conf))
     worker.wait_for_lines(" ready.")
     found = [line for line in worker.lines(": WARNING/") if "are cut to" in line or TOO_LONG in line]
-    assert len(wanted) == len(found), found
-    for words, line in zip(wanted, found, strict=True):
+    assert len(spec) == len(found), found
+    for words, line in zip(spec, found, strict=True):
         assert words in line
         assert ("job.retry_default" if "RetryLater" in words else "job.long") in line
         assert "job.skip_short" not in line

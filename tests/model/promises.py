@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from celery_singleton_lock import RunOnceMore, Wait
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from tests.model.world import BASE, DIGEST, TTL, World
 
 
@@ -37,5 +37,5 @@ def check_end(world: World) -> None:
     world.clock.time += 3 * TTL
     for number in range(max(1, world.limit)):
         name = f"newcomer {number}"
-        newcomer = world.store.acquire(LeaseRequest(BASE, DIGEST, name, TTL, name, place=Place(), limit=world.limit))
+        newcomer = world.store.acquire(LeaseSpec(BASE, DIGEST, name, TTL, name, place=Place(), limit=world.limit))
         assert newcomer.status is AcquireStatus.GRANTED, f"{name} has to wait"

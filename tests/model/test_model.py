@@ -13,7 +13,7 @@ from celery_singleton_lock import Replace, RunOnceMore
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory.line import Line
 from celery_singleton_lock.store.protocol import AcquireResult, Released
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.sequences import BEGINNING
 from tests.model.canonical import key
@@ -84,8 +84,8 @@ def ticket_not_used(line: Line, ticket: str, by: str) -> None:
     line.waiting.pop(ticket, None)
 
 
-def release_by_anybody(store: MemoryStore, wanted: LeaseRequest, *_: Any, **__: Any) -> Released:
-    store._records.pop(wanted.lock, None)
+def release_by_anybody(store: MemoryStore, spec: LeaseSpec, *_: Any, **__: Any) -> Released:
+    store._records.pop(spec.lock, None)
     return Released()
 
 
@@ -94,7 +94,7 @@ def no_delayed_copy(world: World, place: int) -> None:
     world.broker = tuple(one for one in world.broker if not one.is_copy)
 
 
-def never_begun(store: MemoryStore, wanted: LeaseRequest) -> bool:
+def never_begun(store: MemoryStore, spec: LeaseSpec) -> bool:
     return False
 
 

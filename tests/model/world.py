@@ -22,7 +22,7 @@ from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, queued_token
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory.line import Line
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 TTL = 10.0
 STEP = 5.125  # seconds by which time advances: nothing expires in the moment of a call, where stores may differ
@@ -147,7 +147,7 @@ class World:
         self.broker = tuple(Message(f"m{number}") for number in range(self.messages))
         if self.reserved:
             token = queued_token("m0")
-            self.store.acquire(LeaseRequest(BASE, DIGEST, token, QUEUE_TTL, "m0", queued=True, limit=self.limit))
+            self.store.acquire(LeaseSpec(BASE, DIGEST, token, QUEUE_TTL, "m0", queued=True, limit=self.limit))
 
     def copy(self) -> World:
         """Return an independent world in the same state."""
@@ -315,10 +315,10 @@ class World:
         self.purged -= 1
         self.gone |= {self._take(place).id}
 
-    def _request(self, delivery: Delivery, place: Place | None) -> LeaseRequest:
+    def _request(self, delivery: Delivery, place: Place | None) -> LeaseSpec:
         message = delivery.message
         queued = message.is_copy or delivery.is_retry
-        wanted = LeaseRequest(
+        spec = LeaseSpec(
             BASE,
             DIGEST,
             LINE_TOKEN if queued else delivery.token,
@@ -329,10 +329,10 @@ class World:
             limit=self.limit,
             comes_again=self.late and not queued,
         )
-        wanted.place = place
+        spec.place = place
         if self.limit and delivery.next == "end":
-            wanted.use_slot(delivery.slot)
-        return wanted
+            spec.use_slot(delivery.slot)
+        return spec
 
     def _acquire(self, place: int) -> None:
         delivery = self.deliveries[place]
@@ -659,9 +659,9 @@ class World:
         assert self.clock.time < COPY_TTL  # else marks of copies that have started expire, and the key does not tell
         for delivery in self.deliveries:
             if delivery.next == "end":
-                wanted = self._request(delivery, None)
-                if self.store.renew([wanted]) == [RenewResult.MISSING]:
-                    self.store.reacquire(wanted, delivery.number)
+                spec = self._request(delivery, None)
+                if self.store.renew([spec]) == [RenewResult.MISSING]:
+                    self.store.reacquire(spec, delivery.number)
 
 
 def message_of(text: str) -> Message:

@@ -39,8 +39,8 @@ class Browser:
         self._driver.start()
         until(lambda: is_listening(port), "the driver listens")
         options = {"binary": shutil.which("chromium"), "args": [*FLAGS, f"--user-data-dir={directory / 'profile'}"]}
-        wanted = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
-        self._address += "/" + self._call("POST", "", {"capabilities": wanted})["sessionId"]
+        spec = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
+        self._address += "/" + self._call("POST", "", {"capabilities": spec})["sessionId"]
 
     def close(self) -> None:
         """End Chromium and its driver."""

@@ -16,7 +16,7 @@ from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer, free_port
 
 BASE = "singleton:{shop.sync}"
@@ -43,7 +43,7 @@ def app(own_store: RedisServer, broker: str) -> Iterator[Celery]:
     store.records().add_tasks("singleton:tasks", {"shop.sync": "shop.sync"})
     for digit, token in (("a", secrets.token_hex(8)), ("b", queued_token("b"))):
         is_queued = digit == "b"
-        store.acquire(LeaseRequest(BASE, digit * 32, token, 60.0, digit, "w1@host", 4711, queued=is_queued))
+        store.acquire(LeaseSpec(BASE, digit * 32, token, 60.0, digit, "w1@host", 4711, queued=is_queued))
     yield app
     for lock in locks.find(app):
         locks.release(app, lock.key, force=True)

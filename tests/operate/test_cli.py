@@ -35,7 +35,7 @@ from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.integration.tasks import Boom
@@ -137,9 +137,9 @@ def leave_lock(
     """Acquire a job's lock as a body of this node would that nobody knows any more; return its lock key."""
     key = env.key(name, tag or None)
     base, _, digest = key.rpartition(":lock:")
-    wanted = LeaseRequest(base, digest, secrets.token_hex(16), 3600.0, task_id, node, 4711, limit=limit)
+    spec = LeaseSpec(base, digest, secrets.token_hex(16), 3600.0, task_id, node, 4711, limit=limit)
     store = RedisStore(connector(servers_of(env)["store"], {}), history=history)
-    assert AcquireStatus.GRANTED is store.acquire(wanted).status
+    assert AcquireStatus.GRANTED is store.acquire(spec).status
     return key
 
 
@@ -301,10 +301,10 @@ def test_task_whose_name_looks_like_a_key(env: WorkerEnvironment, quick: Quick) 
     name = f"a:lock:{env.tag}"
     base = f"singleton:{{{escaped(name)}}}"
     store = RedisStore(connector(servers_of(env)["store"], {}), history=100)
-    wanted = LeaseRequest(base, "1" * 32, secrets.token_hex(16), 60.0, "t1", "n", 1)
-    store.acquire(wanted)
-    store.release(wanted, True)
-    for word in (name, wanted.lock):
+    spec = LeaseSpec(base, "1" * 32, secrets.token_hex(16), 60.0, "t1", "n", 1)
+    store.acquire(spec)
+    store.release(spec, True)
+    for word in (name, spec.lock):
         assert "t1" in quick("history", word).output, word
 
 
@@ -368,8 +368,8 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     key = leave_lock(env, env.worker.hostname(), redelivered)
     base, (lock,) = key.rpartition(":lock:")[0], locks.show(env.app, key)
     (answer,) = releasing.answers_of(env.app, [replace(lock.holder, age=age)], SOON)
-    wanted = releasing.ReleaseReport("", key, lock.holder, answer)
-    assert outcome == releasing.revoke(context_of(env.app).store, base, wanted, False, False).outcome
+    spec = releasing.ReleaseReport("", key, lock.holder, answer)
+    assert outcome == releasing.revoke(context_of(env.app).store, base, spec, False, False).outcome
     locks.release(env.app, key, force=True)  # else the message would wait in the worker beside the next tests
     env.let_all_go()
     env.finish(redelivered)
@@ -869,20 +869,20 @@ def test_member_of_a_group(env: WorkerEnvironment, quick: Quick, verb: str) -> N
 def test_unregistered_task(env: WorkerEnvironment, empty_store: RedisServer, quick: Quick) -> None:
     """Locks of a task that no worker has registered are found by its name; a pause of one is listed, but not one of the name."""
     store = empty_store.url()
-    wanted = LeaseRequest("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
-    RedisStore(connector(store, {}), history=100).acquire(wanted)
+    spec = LeaseSpec("singleton:{job.skip}", "d" * 32, queued_token("t1"), 60.0, "t1", queued=True)
+    RedisStore(connector(store, {}), history=100).acquire(spec)
     unknown = "Warning: no worker has registered a task in this store yet; each does so every minute"
     assert [unknown, "no locks"] == sorted(quick("list", store=store).output.splitlines())
-    nobody = f"no lock is held by a task {wanted.task_id}; one that waits has none yet"
-    assert [unknown, nobody] == sorted(quick("show", wanted.task_id, store=store).output.splitlines())
-    assert wanted.lock in quick("list", "--task", "job.skip", store=store).output
+    nobody = f"no lock is held by a task {spec.task_id}; one that waits has none yet"
+    assert [unknown, nobody] == sorted(quick("show", spec.task_id, store=store).output.splitlines())
+    assert spec.lock in quick("list", "--task", "job.skip", store=store).output
     for words in (["pause", "--for", "1m"], ["resume"]):
         refused = quick(*words, "--task", "job.skip", store=store)
         assert 3 == refused.exit_code
         assert "no worker has registered a task or lock group 'job.skip'" in refused.output
     quick("pause", env.key(), "--for", "1m", store=store)
     listed = json.loads(quick("list", "--json", store=store).output)
-    assert {(env.key(), "paused"), (wanted.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
+    assert {(env.key(), "paused"), (spec.lock, "queued")} == {(one["key"], one["holder"]["state"]) for one in listed}
 
 
 @one_pool

@@ -22,7 +22,7 @@ from celery_singleton_lock.contrib.prometheus import LockCollector
 from celery_singleton_lock.locks import releasing
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.connections import Connections
 from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.servers import RedisServer
@@ -55,9 +55,9 @@ class Shop:
 
     def _acquire(self, digest: str, token: str, **more: Any) -> str:
         digest = digest or secrets.token_hex(16)
-        wanted = LeaseRequest(BASE, digest, token, 600.0, "waits", "w@h", 1, **more)
-        assert AcquireStatus.GRANTED is context_of(self.app).store.acquire(wanted).status
-        return wanted.lock
+        spec = LeaseSpec(BASE, digest, token, 600.0, "waits", "w@h", 1, **more)
+        assert AcquireStatus.GRANTED is context_of(self.app).store.acquire(spec).status
+        return spec.lock
 
     def command(self, *words: str) -> Result:
         """Run a command of `celery singleton`."""
@@ -197,7 +197,7 @@ from django.test import Client
 from redis import Redis
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.keys import queued_token
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from shop.celery import app
 
 client = Client()
@@ -217,7 +217,7 @@ files = len(os.listdir("/proc/self/fd"))
 for number in range(300):
     if os.environ["VISIT"] == "release":
         token = queued_token("waits")
-        store.acquire(LeaseRequest("singleton:{shop.sync}", "0" * 32, token, 60.0, "waits", queued=True))
+        store.acquire(LeaseSpec("singleton:{shop.sync}", "0" * 32, token, 60.0, "waits", queued=True))
     statuses.add(visit().status_code)
 looker = Redis.from_url(settings.CELERY_SINGLETON_LOCK_URL)
 more = len(os.listdir("/proc/self/fd")) - files

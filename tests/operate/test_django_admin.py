@@ -21,7 +21,7 @@ from redis import Redis
 from celery_singleton_lock import locks
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.operate.browser import Browser, missing_programs
 from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.operate.web_client import WebClient
@@ -76,9 +76,9 @@ class Site:
         """Acquire a lock as a body of this node would that nobody knows any more; return its key."""
         key = self.key(task, name or secrets.token_hex(16))
         base, _, digest = key.rpartition(":lock:")
-        wanted = LeaseRequest(base, digest, secrets.token_hex(16), 3600.0, task_id or "vanished", node, 4711)
+        spec = LeaseSpec(base, digest, secrets.token_hex(16), 3600.0, task_id or "vanished", node, 4711)
         store = RedisStore(connector(self.redis.url(), {}), history=10)
-        assert AcquireStatus.GRANTED is store.acquire(wanted).status
+        assert AcquireStatus.GRANTED is store.acquire(spec).status
         store.close()
         return key
 

@@ -35,7 +35,7 @@ from celery_singleton_lock.policies import KINDS
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, STATES, VERBS
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.integration.recorder import Recorder
@@ -83,10 +83,8 @@ class Output:
 
     def value(self, name: str, task: str = "", **labels: str) -> float:
         """Return the value of a sample, given its name without the prefix."""
-        wanted = {**({"task": f"job.{task}"} if task else {}), **labels}
-        (value,) = (
-            one.value for one in self.samples if one.name == f"celery_singleton_{name}" and one.labels == wanted
-        )
+        spec = {**({"task": f"job.{task}"} if task else {}), **labels}
+        (value,) = (one.value for one in self.samples if one.name == f"celery_singleton_{name}" and one.labels == spec)
         return float(value)
 
     def sum(self, name: str, task: str) -> float:
@@ -222,8 +220,8 @@ def lose(env: WorkerEnvironment) -> None:
 def expire(env: WorkerEnvironment, store: RedisServer) -> None:
     """Acquire a lock as a body does whose worker vanishes."""
     base, _, digest = env.key("told").rpartition(":lock:")
-    wanted = LeaseRequest(base, digest, secrets.token_hex(16), 0.05, "vanished", "gone@local", 4711)
-    granted = RedisStore(connector(store.url(), {}), history=100).acquire(wanted)
+    spec = LeaseSpec(base, digest, secrets.token_hex(16), 0.05, "vanished", "gone@local", 4711)
+    granted = RedisStore(connector(store.url(), {}), history=100).acquire(spec)
     assert AcquireStatus.GRANTED is granted.status
     until(lambda: locks.stats(env.app, "job.told")[0].counters.get("expired"), "it expires")
 

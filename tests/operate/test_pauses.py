@@ -17,7 +17,7 @@ from celery_singleton_lock import DuplicateTask, SingletonTask, locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 from tests.operate.test_exporter import exporter, scrape
 from tests.servers import RedisServer
 
@@ -46,10 +46,10 @@ def command(app: Celery, *words: str) -> Result:
     return CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app))
 
 
-def acquire(app: Celery, digit: str = "a") -> LeaseRequest:
-    wanted = LeaseRequest(BASE, digit * 32, secrets.token_hex(8), 600.0, f"task-{digit}", "w1@host", 4711)
-    context_of(app).store.acquire(wanted)
-    return wanted
+def acquire(app: Celery, digit: str = "a") -> LeaseSpec:
+    spec = LeaseSpec(BASE, digit * 32, secrets.token_hex(8), 600.0, f"task-{digit}", "w1@host", 4711)
+    context_of(app).store.acquire(spec)
+    return spec
 
 
 def test_author_reason_and_since(app: Celery) -> None:
@@ -109,13 +109,13 @@ def test_duplicate_is_told(app: Celery) -> None:
 
 def test_counted_apart(app: Celery, server: RedisServer) -> None:
     """The exporter counts operators' pauses, and tells when the oldest was set; a cooldown of `lock_at_least` is none."""
-    wanted = acquire(app, "b")
-    context_of(app).store.release(wanted, True, kept=Kept("cooldown", 60.0))
+    spec = acquire(app, "b")
+    context_of(app).store.release(spec, True, kept=Kept("cooldown", 60.0))
     with exporter(server.url()) as (_, url):
         one = scrape(url)
         assert (1, 0, 0) == numbers(one)
         locks.pause(app, 60, task=TASK, by="ann")
-        locks.pause(app, 60, key=wanted.lock, by="ann")
+        locks.pause(app, 60, key=spec.lock, by="ann")
         cooldowns, pauses, since = numbers(scrape(url))
     assert (1, 2) == (cooldowns, pauses)
     assert time.time() - 60 < since <= time.time() + 1

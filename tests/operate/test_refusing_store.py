@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.operate.test_exporter import exporter, scrape
 from tests.servers import RedisServer, free_port
 
@@ -55,7 +55,7 @@ def app(server: RedisServer, client: Any) -> Celery:
     store = context_of(app).store
     store.records().add_tasks("singleton:tasks", {"shop.sync": "shop.sync"})
     for digit, ttl in (("a", 600.0), ("b", 0.001)):
-        store.acquire(LeaseRequest("singleton:{shop.sync}", digit * 32, f"token-{digit}", ttl, digit, "w1@host", 1))
+        store.acquire(LeaseSpec("singleton:{shop.sync}", digit * 32, f"token-{digit}", ttl, digit, "w1@host", 1))
     for entry in client.zrange("singleton:{shop.sync}:registry", 0, 1):
         client.zincrby("singleton:{shop.sync}:registry", -5000, entry)
     return app

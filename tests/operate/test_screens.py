@@ -26,7 +26,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.records import Noted
 from celery_singleton_lock.store.redis.records import RedisRecords
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.operate.test_exporter import APP, environment
 from tests.servers import RedisServer
 
@@ -56,10 +56,10 @@ def command(app: Celery, *words: str) -> Result:
     return CliRunner().invoke(singleton, words, obj=SimpleNamespace(app=app))
 
 
-def acquire(app: Celery, digit: str = "a", task_id: str = "", node: str = "w1@host", **more: Any) -> LeaseRequest:
-    wanted = LeaseRequest(BASE, digit * 32, secrets.token_hex(8), 600.0, task_id or f"task-{digit}", node, 4711, **more)
-    context_of(app).store.acquire(wanted)
-    return wanted
+def acquire(app: Celery, digit: str = "a", task_id: str = "", node: str = "w1@host", **more: Any) -> LeaseSpec:
+    spec = LeaseSpec(BASE, digit * 32, secrets.token_hex(8), 600.0, task_id or f"task-{digit}", node, 4711, **more)
+    context_of(app).store.acquire(spec)
+    return spec
 
 
 # -- names ---------------------------------------------------------------------------------------
@@ -123,12 +123,10 @@ def test_a_name_that_cannot_be_registered(app: Celery) -> None:
 @pytest.mark.parametrize("name", [TASK, "a" * 32, f"lock:{'a' * 32}", "task-a"])
 def test_show_by_any_name(app: Celery, name: str) -> None:
     """A task's name, the digest of a key, the end of a key and the id of a task are found, as a whole key is."""
-    wanted = acquire(app)
+    spec = acquire(app)
     done = command(app, "show", name)
-    assert (0, True) == (done.exit_code, f"{wanted.lock} is held by task task-a on w1@host " in done.output), (
-        done.output
-    )
-    assert [wanted.lock] == [lock.key for lock in locks.show(app, name)]
+    assert (0, True) == (done.exit_code, f"{spec.lock} is held by task task-a on w1@host " in done.output), done.output
+    assert [spec.lock] == [lock.key for lock in locks.show(app, name)]
 
 
 def test_show_all_that_keeps_it_from_starting(app: Celery) -> None:
@@ -159,14 +157,14 @@ def test_show_what_is_free(app: Celery) -> None:
 
 def test_history_that_has_gone_on(app: Celery) -> None:
     """If no run under a key is kept, the command says how far the history of the task reaches."""
-    wanted = acquire(app)
-    none = command(app, "history", wanted.lock)
+    spec = acquire(app)
+    none = command(app, "history", spec.lock)
     assert (0, "no runs\n") == (none.exit_code, none.output)
     for number in range(5):
         one = acquire(app, "bcdef"[number])
         one.noted = Noted(outcome="success")
         context_of(app).store.release(one, True)
-    done = command(app, "history", wanted.lock)
+    done = command(app, "history", spec.lock)
     assert done.output.startswith(
         f"no runs under this key among the last 3 of {TASK}; the first of these ended at 2"
     ), done.output
@@ -204,9 +202,9 @@ def test_unknown_node(app: Celery, words: tuple[str, ...]) -> None:
 )
 def test_terminal_is_not_steered(app: Celery, words: tuple[str, ...]) -> None:
     """Escapes and line ends in the id of a task, in the name of a node and in a reason are shown as text."""
-    wanted = acquire(app, task_id=EVIL, node=f"{EVIL}@host")
+    spec = acquire(app, task_id=EVIL, node=f"{EVIL}@host")
     locks.pause(app, 60, task=TASK, by=EVIL, reason=EVIL)
-    done = command(app, *[wanted.lock if word == "KEY" else word for word in words])
+    done = command(app, *[spec.lock if word == "KEY" else word for word in words])
     assert "\x1b" not in done.output
     assert "a\\x1b[2J\\nb" in done.output
     assert EVIL not in f"{Holder(EVIL, EVIL, 1, 2.0, 3.0)} {Holder(state='paused', by=EVIL)}"

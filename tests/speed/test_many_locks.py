@@ -18,7 +18,7 @@ from celery import Celery
 
 from celery_singleton_lock import locks
 from celery_singleton_lock.store.redis.calls import acquire_call
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer
 
 LOCKS, TASKS, OTHER_KEYS = 20_000, 20, 1_000_000
@@ -52,10 +52,10 @@ def acquire(client: redis.Redis) -> None:
     assert {b"granted"} == {answer for answer, _ in pipeline.execute()}
 
 
-def request(number: int) -> LeaseRequest:
+def request(number: int) -> LeaseSpec:
     digest, task_id = f"{number:032x}", f"task-{number:031x}"
     base = f"singleton:{{job.{number % TASKS}}}"
-    return LeaseRequest(base, digest, f"token-{number}", 600.0, task_id, "celery@worker-1", 4711)
+    return LeaseSpec(base, digest, f"token-{number}", 600.0, task_id, "celery@worker-1", 4711)
 
 
 @pytest.fixture

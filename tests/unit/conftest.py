@@ -14,7 +14,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.config.task_config import config_for, refuse_wrong
 from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.delivery.attempt import Attempt
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 
 MakeApp = Callable[..., Celery]
 
@@ -79,11 +79,11 @@ def app(make_app: MakeApp) -> Celery:
     return make_app(singleton_lock_eager=True)
 
 
-def attempt_with(task: Any, request: Any, wanted: LeaseRequest) -> Attempt:
+def attempt_with(task: Any, request: Any, spec: LeaseSpec) -> Attempt:
     """Return a delivery that wants this lock, in this process."""
     attempt = Attempt(task, request)
     attempt.use(config_for(task))
-    attempt.context, attempt.wanted = context_of(task.app), wanted
+    attempt.context, attempt.spec = context_of(task.app), spec
     attempt.store = attempt.context.store
     return attempt
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 
 
 class Renewal(NamedTuple):
@@ -41,14 +41,14 @@ class FakeStore(MemoryStore):
         self.on_release: list[Callable[[], object]] = []  # one call before each `release`
         self.on_outcome: list[Callable[[], object]] = []  # one call before each `record_outcome`
 
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        self.acquired.append(wanted.token)
+    def acquire(self, spec: LeaseSpec, timeout: float | None = None) -> AcquireResult:
+        self.acquired.append(spec.token)
         self._fail()
-        result = super().acquire(wanted, timeout)
+        result = super().acquire(spec, timeout)
         _call_next(self.on_answer)
         return result
 
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         assert timeout is not None  # else a lease could be lost while one call waits
         self.renewals.append(Renewal(self.clock(), [one.token for one in leases], timeout))
         answers = [] if self.failure else super().renew(leases, timeout)
@@ -57,23 +57,23 @@ class FakeStore(MemoryStore):
         self._fail()
         return answers
 
-    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer = super().reacquire(wanted, fence, timeout)
+    def reacquire(self, spec: LeaseSpec, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+        answer = super().reacquire(spec, fence, timeout)
         _call_next(self.on_answer)
         return answer
 
     def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Released:
-        self.released.append(wanted.token)
+        self.released.append(spec.token)
         self._take(min(self.release_takes, math.inf if timeout is None else timeout))
         self._fail()
         _call_next(self.on_release)
-        return super().release(wanted, success, kept=kept)
+        return super().release(spec, success, kept=kept)
 
-    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, spec: LeaseSpec, success: bool, timeout: float | None = None) -> None:
         _call_next(self.on_outcome)
-        super().record_outcome(wanted, success)
+        super().record_outcome(spec, success)
 
     def lose(self, *keys: str) -> None:
         """Delete these keys; without any, all, as a restart without persistence does."""

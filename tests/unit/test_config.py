@@ -21,7 +21,7 @@ from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.config.task_config import config_for, refuse_wrong
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from docs.generate import default_of
 from tests.unit.conftest import MakeApp
 
@@ -431,7 +431,7 @@ def test_sentinels_are_one_store(source: str) -> None:
 def test_memory_needs_no_replicas(make_app: MakeApp) -> None:
     """Settings for replicas and lost data have no meaning in memory, where tests may keep them: they are ignored."""
     app = make_app(singleton_lock_url="memory://", singleton_lock_replicas=2, singleton_lock_grace=True)
-    granted = context_of(app).store.acquire(LeaseRequest("b:{x}", "d", "token", 30.0))
+    granted = context_of(app).store.acquire(LeaseSpec("b:{x}", "d", "token", 30.0))
     assert granted.status is AcquireStatus.GRANTED
 
 

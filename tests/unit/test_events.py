@@ -16,7 +16,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import until
 from tests.unit.conftest import Clock
 from tests.unit.fake_store import FakeStore
@@ -66,13 +66,13 @@ def three(clock: Clock, events: EventLogger) -> tuple[Renewer[LeaseState], list[
     renewer._loop.wake = lambda at: None  # type: ignore[method-assign]
     leases = []
     for number in range(3):
-        request = LeaseRequest("b:{x}", f"d{number}", f"t{number}", 12.0)
+        request = LeaseSpec("b:{x}", f"d{number}", f"t{number}", 12.0)
         lease = LeaseState(request, TASK)
         lease.granted(clock(), store.acquire(request).fence, handler.verify)
         renewer.add(lease)
         leases.append(lease)
-    store.revoke("b:{x}", leases[0].request.lock)
-    store.acquire(LeaseRequest("b:{x}", "d0", "other", 60.0))
+    store.revoke("b:{x}", leases[0].spec.lock)
+    store.acquire(LeaseSpec("b:{x}", "d0", "other", 60.0))
     store.lose(leases[1].request.lock)
     clock.advance(4.0)
     return renewer, leases
@@ -129,7 +129,7 @@ def test_outage_is_reported(events: EventLogger, caplog: pytest.LogCaptureFixtur
         seen.append({"task": sender.name, **named})
 
     caplog.set_level(logging.DEBUG, logger=logger.name)
-    state = LeaseState(LeaseRequest("b:{x}", "d", "secret", 30.0, "id-1", "node", 7), TASK)
+    state = LeaseState(LeaseSpec("b:{x}", "d", "secret", 30.0, "id-1", "node", 7), TASK)
     error = StoreUnavailable("away")
     signals.store_error.connect(receive)
     try:
@@ -154,7 +154,7 @@ def test_receiver_gets_the_lease(events: EventLogger, clock: Clock) -> None:
     def receive(lease: Lease, **_: Any) -> None:
         seen.append(lease)
 
-    state = LeaseState(LeaseRequest("b:{x}", "d", "secret", 30.0), TASK)
+    state = LeaseState(LeaseSpec("b:{x}", "d", "secret", 30.0), TASK)
     state.lost = True
     signals.lock_lost.connect(receive)
     try:
@@ -162,4 +162,4 @@ def test_receiver_gets_the_lease(events: EventLogger, clock: Clock) -> None:
         until(lambda: seen, timeout=WAIT)
     finally:
         signals.lock_lost.disconnect(receive)
-    assert (state.request.lock, False, True) == (seen[0].key, seen[0].held, seen[0].protected)
+    assert (state.spec.lock, False, True) == (seen[0].key, seen[0].held, seen[0].protected)

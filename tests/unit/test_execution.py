@@ -44,7 +44,7 @@ from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.testing import assert_free, assert_held, locked
 from celery_singleton_lock.worker import execution
 from tests.servers import RedisServer, free_port
@@ -104,10 +104,10 @@ def renew_due(task: Any) -> float:
     return execution.context_of(task.app).renewer.renew_due()
 
 
-def request_of_another(task: Any, *args: Any) -> LeaseRequest:
+def request_of_another(task: Any, *args: Any) -> LeaseSpec:
     """Return another task's lease request for the same call."""
     plan = config_for(task)
-    return LeaseRequest(plan.base, plan.digest(args, {}), "token-of-another", 600.0, "other")
+    return LeaseSpec(plan.base, plan.digest(args, {}), "token-of-another", 600.0, "other")
 
 
 def lose_to_another(task: Any, lease: Lease) -> None:
@@ -204,7 +204,7 @@ def test_grant_executed_after_its_release_is_released(
     store.on_answer = [raising(StoreUnavailable("the answer was lost"))]
     deliver(task)
     renewer = execution.context_of(task.app).renewer
-    (request,) = (pending.request for pending in renewer._pending._pending.values())
+    (request,) = (pending.spec for pending in renewer._pending._pending.values())
     renewer.renew_due()
     assert store.acquire(request).status is AcquireStatus.GRANTED
     clock.advance(request.ttl / 12)
@@ -265,16 +265,16 @@ def test_waiting_redelivery_learns_the_outcome_later(
 
         def release() -> None:
             if executed:
-                MemoryStore.release(store, self.lease._state.request, success)
+                MemoryStore.release(store, self.lease._state.spec, success)
             raise StoreUnavailable("no answer")
 
-        requests.append(self.lease._state.request)
+        requests.append(self.lease._state.spec)
         store.on_release = [release]
         if not success:
             raise ValueError("failed")
 
-    requests: list[LeaseRequest] = []
-    redelivery = LeaseRequest(
+    requests: list[LeaseSpec] = []
+    redelivery = LeaseSpec(
         config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
     )
     deliver(task)
@@ -290,7 +290,7 @@ def test_waiting_redelivery_learns_a_success_reported_late(singleton: Singleton,
         assert store.acquire(redelivery).status is AcquireStatus.REFUSED  # from now on it waits
         store.on_outcome = [raising(StoreUnavailable("unreachable"))]
 
-    redelivery = LeaseRequest(
+    redelivery = LeaseSpec(
         config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
     )
     deliver(task)
@@ -319,7 +319,7 @@ def test_redelivery_waits_while_the_result_is_stored(
         assert store.acquire(redelivery).status is AcquireStatus.REFUSED  # from now on it waits
 
     answers: list[AcquireStatus] = []
-    redelivery = LeaseRequest(
+    redelivery = LeaseSpec(
         config_for(task).base, config_for(task).digest((), {}), "redelivery", 600.0, "id-1", redelivered=True
     )
     assert deliver(task).info is None
@@ -342,9 +342,9 @@ def test_reacquired_lease_is_released_again(singleton: Singleton, store: FakeSto
         store.on_answer = [raising(StoreUnavailable("stopped"))]
         renew_due(task)
         store.lose()  # the store has not executed that call yet
-        requests.append(self.lease._state.request)
+        requests.append(self.lease._state.spec)
 
-    requests: list[LeaseRequest] = []
+    requests: list[LeaseSpec] = []
     deliver(task)
     assert_free(task)
     assert store.reacquire(requests[0], 0) == (RenewResult.RENEWED, True)
@@ -371,9 +371,9 @@ def test_reacquired_lease_that_another_holds_is_released_again(
         clock.advance(3)
         renewer.renew_due()
         assert not self.lease.held
-        requests.append(self.lease._state.request)
+        requests.append(self.lease._state.spec)
 
-    requests: list[LeaseRequest] = []
+    requests: list[LeaseSpec] = []
     renewer = execution.context_of(task.app).renewer
     deliver(task)
     assert "other" == assert_held(task).task_id
@@ -429,7 +429,7 @@ def check_redelivery(task: Any, state: dict[str, Any], delay: float) -> dict[str
     """Deliver a message whose task id holds the lock; return the retry state of the message that is published with this delay."""
     app = task.app
     runtime = execution.context_of(app)
-    request = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    request = LeaseSpec(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
     assert runtime.store.acquire(request).status is AcquireStatus.GRANTED
     with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
         queue.clear()
@@ -553,7 +553,7 @@ def test_dropped_redelivery_is_logged(singleton: Singleton, store: FakeStore, ca
         pytest.fail("must not run")
 
     caplog.set_level("INFO", "celery_singleton_lock")
-    request = LeaseRequest(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
+    request = LeaseSpec(config_for(task).base, config_for(task).digest((), {}), "first-delivery", 600.0, "id-1")
     store.record_outcome(request, success=True)
     assert "IGNORED" == deliver(task, delivery_info={"redelivered": True}).info.state
     (line,) = own_lines(caplog)

@@ -14,10 +14,10 @@ from celery_singleton_lock import Lease, LockLost
 from celery_singleton_lock import lease as module
 from celery_singleton_lock.delivery.attempt import ATTEMPT, Attempt
 from celery_singleton_lock.lease import LeaseState
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.unit.conftest import Clock
 
-REQUEST = LeaseRequest("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
+REQUEST = LeaseSpec("b:{x}", "d", "secret-token", 30.0, "id", "node", os.getpid())
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +127,6 @@ def test_copy_of_a_request(clock: Clock, copied: Callable[[Any], Any]) -> None:
 def test_token_is_not_pickled(clock: Clock, protocol: int) -> None:
     """No pickle of what a body can reach has the token in it."""
     lease, attempt = granted(clock), Attempt()
-    attempt.lease, attempt.state, attempt.wanted = lease, state_of(lease), REQUEST
+    attempt.lease, attempt.state, attempt.spec = lease, state_of(lease), REQUEST
     written = pickle.dumps([lease, attempt], protocol)
     assert REQUEST.token.encode() not in written

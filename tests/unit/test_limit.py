@@ -194,8 +194,8 @@ def test_supervisor_knows_of_the_limit(app: Celery, singleton: Singleton) -> Non
         @singleton(name=name, lock_limit=limit)
         def task() -> None: ...
 
-        wanted = Request(task)._lease_request(1)
-        assert (expected, True) == (wanted.limit, wanted.by_token)
+        spec = Request(task)._lease_request(1)
+        assert (expected, True) == (spec.limit, spec.by_token)
     assert context_of(app)
 
 

@@ -27,7 +27,7 @@ from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, Retry
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
 from tests.unit.test_task import deliver
@@ -261,8 +261,8 @@ def test_publish_behind_the_line(singleton: Singleton, app: Celery) -> None:
     config = config_for(task)
     with locked(task):
         place = Place("first", room=9, next_copy=1.0, due=60.0)
-        wanted = LeaseRequest(config.base, config.digest((), {}), "first", 60.0, "first", place=place)
-        assert context_of(app).store.acquire(wanted).is_waiting
+        spec = LeaseSpec(config.base, config.digest((), {}), "first", 60.0, "first", place=place)
+        assert context_of(app).store.acquire(spec).is_waiting
     assert task.lock_holder() is None
     assert "first" == task.delay().duplicate.task_id
     assert task.lock_holder() is None
@@ -278,10 +278,10 @@ def test_redelivery_of_a_replaced_task(singleton: Singleton, app: Celery, retrie
 
     config, store = config_for(task), context_of(app).store
     digest = config.digest((), {})
-    holder = LeaseRequest(config.base, digest, "holder", 60.0, "id-1")
+    holder = LeaseSpec(config.base, digest, "holder", 60.0, "id-1")
     store.acquire(holder)
     place = Place("newcomer", room=1, replace=True, next_copy=1.0, due=60.0, stop=True)
-    store.acquire(LeaseRequest(config.base, digest, "newcomer", 60.0, "newcomer", place=place))
+    store.acquire(LeaseSpec(config.base, digest, "newcomer", 60.0, "newcomer", place=place))
     store.release(holder, success=False)
     deliver(task, retries=retries, delivery_info={"redelivered": True})
     assert "REVOKED" == app.AsyncResult("id-1").state
@@ -307,8 +307,8 @@ def test_policy_that_changes_its_mind(singleton: Singleton, app: Celery) -> None
     def choose(task: Any, holder: Any) -> Any:
         if len(chosen) == 2:  # another one joins at this moment
             place = Place("other", room=1, next_copy=1.0, due=60.0)
-            wanted = LeaseRequest(config.base, config.digest((), {}), "other", 60.0, "other", place=place)
-            assert context_of(app).store.acquire(wanted).is_waiting
+            spec = LeaseSpec(config.base, config.digest((), {}), "other", 60.0, "other", place=place)
+            assert context_of(app).store.acquire(spec).is_waiting
         return chosen.pop()
 
     @singleton(name="x", on_duplicate=choose)

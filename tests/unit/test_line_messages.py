@@ -239,6 +239,6 @@ def test_retry_that_is_told_another_message(
     headers = {**message.options["headers"], "id": "other"}
     other = message._replace(options={**message.options, "headers": headers}).text
     answer = AcquireResult(AcquireStatus.REFUSED, message=other)
-    monkeypatch.setattr(context_of(task.app).store, "acquire", lambda wanted: answer)
+    monkeypatch.setattr(context_of(task.app).store, "acquire", lambda spec: answer)
     retries._try_again(message, 1.0)
     assert ["other"] == [one.headers["id"] for one in take()]

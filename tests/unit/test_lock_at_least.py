@@ -118,7 +118,7 @@ def test_cooldown_of_an_unanswered_release(singleton: Singleton, store: FakeStor
 
     @singleton(name="x", bind=True, lock_at_least=100)
     def task(self: Any) -> None:
-        request = self.lease._state.request
+        request = self.lease._state.spec
 
         def release() -> None:
             MemoryStore.release(store, request, True, kept=Kept("cooldown", 100.0))

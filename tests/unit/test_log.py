@@ -21,7 +21,7 @@ from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.copies import Copies
 from celery_singleton_lock.line.joining import terminate
 from celery_singleton_lock.log import about, logger
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
 from tests.unit.conftest import attempt_with
@@ -93,10 +93,10 @@ def locking_task(app: Celery, **options: Any) -> Any:
     return app.tasks["x"]
 
 
-def request_of(task: Any, name: str, **more: Any) -> LeaseRequest:
+def request_of(task: Any, name: str, **more: Any) -> LeaseSpec:
     """Return a request of another message for the task's lock."""
     config = config_for(task)
-    return LeaseRequest(config.base, config.digest((), {}), name, 60.0, name, "node", 7, **more)
+    return LeaseSpec(config.base, config.digest((), {}), name, 60.0, name, "node", 7, **more)
 
 
 def after(task: Any, **state: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def renewed(app: Celery) -> None:
     events.replaced(state)
     events.reacquired(state)
     events.unreachable(state, StoreUnavailable("away"))
-    events.loop_failed(StoreError("refused"), state.request)
+    events.loop_failed(StoreError("refused"), state.spec)
     done: list[bool] = []
     context_of(app).callbacks.call(lambda: done.append(True))
     until(lambda: done, "all is logged")

@@ -15,7 +15,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, MaxStarts, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.config.task_config import config_for
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.testing import assert_free
 from tests.unit import test_execution
 from tests.unit.fake_store import FakeStore
@@ -29,7 +29,7 @@ clock, store = test_execution.clock, test_execution.store
 def crash(task: Any, store: FakeStore, clock: MovableClock) -> None:
     """Start the task as a worker does that dies at once."""
     config = config_for(task)
-    request = LeaseRequest(config.base, config.digest((), {}), str(clock()), 1.0, max_starts=config.options.max_starts)
+    request = LeaseSpec(config.base, config.digest((), {}), str(clock()), 1.0, max_starts=config.options.max_starts)
     store.acquire(request)
     clock.advance(1.1)
 

@@ -19,7 +19,7 @@ from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import GracePeriod
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.worker.failures import FailureChannel
 from tests.servers import until
 from tests.unit.conftest import Clock
@@ -68,7 +68,7 @@ def watch(outages: Outages, clock: Clock, seconds: float) -> None:
 
 
 def lease(number: int) -> LeaseState:
-    return LeaseState(LeaseRequest("b:{x}", f"d{number}", f"token-{number}", 30.0, f"id-{number}"), "x")
+    return LeaseState(LeaseSpec("b:{x}", f"d{number}", f"token-{number}", 30.0, f"id-{number}"), "x")
 
 
 def test_outage_under_load(outages: Outages, store: Store, clock: Clock, lines: Any) -> None:

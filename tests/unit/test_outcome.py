@@ -17,7 +17,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
 from tests.unit.test_task import Singleton, deliver
 
@@ -211,10 +211,10 @@ def test_superseded(
     with locked(task):
         for name in ("older", "newer"):
             place = Place(name, room=1, replace=True, next_copy=1.0, due=60.0)
-            wanted = LeaseRequest(config.base, config.digest((), {}), name, 60.0, name, place=place)
-            store.acquire(wanted)
+            spec = LeaseSpec(config.base, config.digest((), {}), name, 60.0, name, place=place)
+            store.acquire(spec)
         if not pending:
-            store.leave(wanted, "newer")
+            store.leave(spec, "newer")
         state = RetryState(ticket="older", copy=1.0)._asdict()
         deliver(
             task, task_id="older", properties={PROPERTY: Delivery(events=True)}, headers={RETRY_STATE_HEADER: state}

@@ -21,7 +21,7 @@ from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from tests.servers import until
 from tests.unit.conftest import Clock
 from tests.unit.fake_store import FakeStore
@@ -39,7 +39,7 @@ class Events:
         self.failing: Exception | None = None
 
     def _report(self, what: str, lease: LeaseState) -> None:
-        self.reported.append((what, lease.request.token))
+        self.reported.append((what, lease.spec.token))
 
     def renewed(self, lease: LeaseState) -> None:
         self._report("renewed", lease)
@@ -76,7 +76,7 @@ class Quiet(BackgroundLoop):
         pass
 
 
-def ignore(error: BaseException, request: LeaseRequest | None = None) -> None:
+def ignore(error: BaseException, request: LeaseSpec | None = None) -> None:
     """Ignore the error."""
 
 
@@ -85,7 +85,7 @@ class Held(LeaseState):
 
     @property
     def key(self) -> str:
-        return self.request.lock
+        return self.spec.lock
 
     @property
     def remaining(self) -> float:
@@ -101,7 +101,7 @@ def end(renewer: Renewer[LeaseState], lease: LeaseState) -> None:
     renewer.remove(lease)
 
 
-def release_later(renewer: Renewer[LeaseState], request: LeaseRequest, success: bool | None = None) -> None:
+def release_later(renewer: Renewer[LeaseState], request: LeaseSpec, success: bool | None = None) -> None:
     """Add a pending release for a body that ended with ``success``; None stands for an acquire without an answer."""
     renewer.release_later(PendingRelease(request, bool(success), bool(success)), unanswered=success is None)
 
@@ -150,7 +150,7 @@ def held(renewer: Renewer[LeaseState], handler: BodyRenewal, store: FakeStore, c
     """Return a function that acquires a lease and adds it to the renewer."""
 
     def make(token: str = "t", ttl: float = TTL, supervised: bool = False) -> Held:
-        request = LeaseRequest("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
+        request = LeaseSpec("b:{x}", f"digest-{token}", token, ttl, f"task-{token}", "n", os.getpid(), supervised)
         result = store.acquire(request)
         assert result.status is AcquireStatus.GRANTED
         lease = Held(request)
@@ -372,7 +372,7 @@ def test_lease_that_another_holder_has(
     """
     lease = held()
     store.lose()
-    other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
+    other = LeaseSpec("b:{x}", "digest-t", "other", 600.0, "other")
     store.acquire(other)
     clock.advance(TTL / 3)
     renewer.renew_due()
@@ -391,7 +391,7 @@ def test_lease_that_another_holder_has(
     assert ["t"] == events.of("lost")
     assert ["t"] == events.of("reacquired")
     end(renewer, lease)
-    store.release(lease.request, success=True)
+    store.release(lease.spec, success=True)
     assert store.holder(other.lock) is None
 
 
@@ -401,7 +401,7 @@ def test_lost_lease_does_not_shorten_the_timeout_of_others(
     """The deadline of a lost lease does not shorten the timeout of other renewals."""
     held("lost")
     store.lose()
-    store.acquire(LeaseRequest("b:{x}", "digest-lost", "other", 600.0, "other"))
+    store.acquire(LeaseSpec("b:{x}", "digest-lost", "other", 600.0, "other"))
     clock.advance(TTL / 3)
     renewer.renew_due()
     held("other")
@@ -432,7 +432,7 @@ def test_missing_lease_that_another_acquires_before_the_reacquire(
     """A missing lease that another holder acquires before the reacquire is lost, and the other holder keeps it."""
     lease = held()
     store.lose()
-    other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
+    other = LeaseSpec("b:{x}", "digest-t", "other", 600.0, "other")
     store.during_renewal = lambda: MemoryStore.acquire(store, other)
     clock.advance(TTL / 3)
     renewer.renew_due()
@@ -455,7 +455,7 @@ def test_missing_lease_that_is_lost(
     store.lose()
     if cause == "another acquired and released it":
         clock.advance(TTL / 3)
-        other = LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other")
+        other = LeaseSpec("b:{x}", "digest-t", "other", 600.0, "other")
         store.acquire(other)
         store.release(other, success=True)
     else:
@@ -489,7 +489,7 @@ def test_revoked_by_an_operator(
 ) -> None:
     """A lock that an operator revoked is lost at the next renewal and is not reacquired."""
     lease = held()
-    store.revoke(lease.request.base, lease.key)
+    store.revoke(lease.spec.base, lease.key)
     clock.advance(TTL / 3)
     renewer.renew_due()
     assert [("lost", "t")] == events.reported
@@ -516,7 +516,7 @@ def test_released_while_a_renewal_is_in_flight(
     store.acquired.clear()
     renew = store.renew
 
-    def renew_then_answer(leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew_then_answer(leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         renew(leases, timeout)
         return [answer]
 
@@ -524,7 +524,7 @@ def test_released_while_a_renewal_is_in_flight(
 
     def release() -> None:
         end(renewer, lease)
-        store.release(lease.request, success=True)
+        store.release(lease.spec, success=True)
 
     store.during_renewal = release
     clock.advance(TTL / 3)
@@ -558,7 +558,7 @@ def test_body_that_ends_while_its_lease_is_reacquired(
     reacquire = store.reacquire
 
     def release_then_reacquire(
-        request: LeaseRequest, fence: int, timeout: float | None = None
+        request: LeaseSpec, fence: int, timeout: float | None = None
     ) -> tuple[RenewResult, bool]:
         assert lease.reacquired
         end(renewer, lease)
@@ -601,8 +601,8 @@ def test_many_leases_in_an_outage(
 # -- pending releases --------------------------------------------------------------------------
 
 
-def unanswered(token: str = "d") -> LeaseRequest:
-    return LeaseRequest("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
+def unanswered(token: str = "d") -> LeaseSpec:
+    return LeaseSpec("b:{x}", f"digest-{token}", token, TTL, f"task-{token}", "n", os.getpid())
 
 
 def test_unanswered_request_is_released(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
@@ -675,7 +675,7 @@ def test_refused_release_is_reported(store: FakeStore, handler: BodyRenewal, clo
     """A store that refuses a pending release is reported once, with the lease; the lock is left to expire."""
     errors: list[tuple[str, str]] = []
 
-    def on_error(error: BaseException, request: LeaseRequest) -> None:
+    def on_error(error: BaseException, request: LeaseSpec) -> None:
         errors.append((request.task_id, str(error)))
 
     renewer = Renewer(store, handler, on_error, clock)
@@ -712,7 +712,7 @@ def test_pending_releases_leave_time_for_two_retries(
     store.renewal_takes = lambda allowed: allowed
     store.release_takes = 1.0
     for number in range(3):
-        release_later(renewer, LeaseRequest("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
+        release_later(renewer, LeaseSpec("b:{x}", f"d{number}", f"d{number}", other, "id", "n", os.getpid()))
     clock.time = lease.due
     go_on(renewer, clock, lease.deadline)
     assert 3 <= len([when for when, *_ in store.renewals if when < lease.deadline])
@@ -720,7 +720,7 @@ def test_pending_releases_leave_time_for_two_retries(
 
 def test_pending_release_of_a_long_lease(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
     """An unanswered request is released within 3 s of the store's return, however long its TTL is."""
-    request = LeaseRequest("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
+    request = LeaseSpec("b:{x}", "long", "long", 3600.0, "id", "n", os.getpid())
     store.acquire(request)
     store.failure = StoreUnavailable("unreachable")
     release_later(renewer, request)
@@ -744,7 +744,7 @@ def test_pending_release_does_not_wait_for_renewals(
     store.failure = StoreUnavailable("unreachable")
     renewer.renew_due()  # a renewal that fails
     end(renewer, left)
-    release_later(renewer, left.request, success=True)
+    release_later(renewer, left.spec, success=True)
     again = renewer.renew_due()
     store.failure = None
     if other_starts == "after the outage":
@@ -765,7 +765,7 @@ def test_pending_release_while_short_leases_come_and_go(
     renewer.renew_due()  # a renewal that fails
     for lease in (left, other):
         end(renewer, lease)
-        release_later(renewer, lease.request, success=True)
+        release_later(renewer, lease.spec, success=True)
     store.failure = None
     for number in range(8):
         short = held(f"short {number}", 6.0)
@@ -842,7 +842,7 @@ def test_ensure_past_the_deadline_and_not_owned(
     if fault == "unreachable":
         store.failure = StoreUnavailable("unreachable")
     if fault == "another holder":
-        store.acquire(LeaseRequest("b:{x}", "digest-t", "other", 600.0, "other"))
+        store.acquire(LeaseSpec("b:{x}", "digest-t", "other", 600.0, "other"))
     for _ in range(2):
         with pytest.raises(LockLost, match=lease.key):
             lease.ensure()
@@ -865,7 +865,7 @@ def test_thread_starts_with_the_first_lease(clock: Clock, store: FakeStore, hand
 
     renewer._loop = Counted(renewer.renew_due, ignore, clock)
     for token in "ab":
-        lease = LeaseState(LeaseRequest("b:{x}", token, token, TTL))
+        lease = LeaseState(LeaseSpec("b:{x}", token, token, TTL))
         lease.granted(clock(), 1, handler.verify)
         renewer.add(lease)
     assert 1 == len(woken)

@@ -23,7 +23,7 @@ from celery_singleton_lock.policies import as_policy, portable_policy
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Fail, RunLater, SkipRun
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.store.protocol import RenewResult
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.worker import replaced
 from tests.unit.conftest import Clock, attempt_with
 from tests.unit.fake_store import FakeStore
@@ -115,7 +115,7 @@ class Body:
     def __init__(self, clock: Clock) -> None:
         self.clock, self.store, self.events = clock, FakeStore(clock), Events()
         self.renewal = BodyRenewal(self.store, self.store, self.events, clock)  # type: ignore[arg-type]
-        request = LeaseRequest("b:{x}", "d", "t", TTL, "task", "n", os.getpid(), stoppable=True)
+        request = LeaseSpec("b:{x}", "d", "t", TTL, "task", "n", os.getpid(), stoppable=True)
         self.state = LeaseState(request)
         self.state.granted(clock(), self.store.acquire(request).fence, self.renewal.verify)
         self.state.interrupt = self.interrupt = Fired()
@@ -124,10 +124,10 @@ class Body:
     def replace(self) -> None:
         """Let a message wait that replaces the holder."""
         place = Place("ticket", 0.0, 1, True, 1.0, 40.0, "message", stop=True)
-        self.store.acquire(LeaseRequest("b:{x}", "d", "other", TTL, "newcomer", place=place))
+        self.store.acquire(LeaseSpec("b:{x}", "d", "other", TTL, "newcomer", place=place))
 
     def renew(self) -> RenewResult:
-        [result] = self.store.renew([self.state.request], 1.0)
+        [result] = self.store.renew([self.state.spec], 1.0)
         self.renewal.answered(self.state, result, self.clock())
         return result
 
@@ -144,7 +144,7 @@ def test_renewed_each_second(body: Body, clock: Clock) -> None:
     assert body.state.due == clock() + 1.0
     body.renewal.failed([body.state], StoreUnavailable("unreachable"), clock())
     assert body.state.due == clock() + 1.0
-    body.state.request.stoppable = False
+    body.state.spec.stoppable = False
     body.renew()
     assert body.state.due == clock() + TTL / 3
 
@@ -169,7 +169,7 @@ def test_ensure_asks_the_store(body: Body, clock: Clock) -> None:
     """A body that asks past its deadline learns there that it is to stop."""
     body.replace()
     clock.advance(TTL)
-    body.store.acquire(body.state.request)
+    body.store.acquire(body.state.spec)
     body.replace()
     with pytest.raises(LockLost):
         body.lease.ensure()
@@ -266,11 +266,11 @@ def test_reason_without_a_store(singleton: Singleton, monkeypatch: pytest.Monkey
         pytest.fail("must not run")
 
     store, config = context_of(task.app).store, config_for(task)
-    wanted = LeaseRequest(config.base, config.digest((), {}), "t", TTL, "id-1")
-    attempt = attempt_with(task, Context(id="id-1"), wanted)
+    spec = LeaseSpec(config.base, config.digest((), {}), "t", TTL, "id-1")
+    attempt = attempt_with(task, Context(id="id-1"), spec)
     with pytest.raises(Ignore, match=r"^replaced$"):
         replaced.end_replaced(attempt)
-    store.acquire(LeaseRequest(config.base, config.digest((), {}), "other", TTL, "id-2"))
+    store.acquire(LeaseSpec(config.base, config.digest((), {}), "other", TTL, "id-2"))
     with pytest.raises(Ignore, match="by task id-2"):
         replaced.end_replaced(attempt)
     with pytest.raises(Ignore, match="by task id-3"):  # which has ended
@@ -293,10 +293,10 @@ def test_redelivery_of_a_replaced_message(singleton: Singleton, stored: str, sta
         pytest.fail("must not run")
 
     config = config_for(task)
-    wanted = LeaseRequest(config.base, config.digest((), {}), "t", TTL, "id-1")
+    spec = LeaseSpec(config.base, config.digest((), {}), "t", TTL, "id-1")
     task.backend.store_result("id-1", None, stored)
     with pytest.raises(Ignore):
-        replaced.drop_replaced(attempt_with(task, Context(id="id-1"), wanted))
+        replaced.drop_replaced(attempt_with(task, Context(id="id-1"), spec))
     assert state == task.AsyncResult("id-1").state
 
 
@@ -331,7 +331,7 @@ def test_terminate(singleton: Singleton, caplog: pytest.LogCaptureFixture, answe
         pytest.fail("must not run")
 
     task.app.control = control = Control(answer)
-    attempt = attempt_with(task, Context(id="id-2"), LeaseRequest("base", "digest", "token", 30.0))
+    attempt = attempt_with(task, Context(id="id-2"), LeaseSpec("base", "digest", "token", 30.0))
     with caplog.at_level("WARNING", "celery_singleton_lock"):
         terminate(attempt, HOLDER)
     assert [("singleton_replace", {"task_id": "id-1", "replacement": "id-2"}, ["node@host"])] == control.sent

@@ -26,7 +26,7 @@ from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.testing import locked
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import Singleton, deliver
@@ -57,7 +57,7 @@ def published(task: Any, expected: str = "RETRY", queue: str = "celery", **reque
 def hold_as(task: Any, task_id: str) -> None:
     """Let another delivery of this task id hold the lock."""
     config = config_for(task)
-    context_of(task.app).store.acquire(LeaseRequest(config.base, config.digest((), {}), "first", 600.0, task_id))
+    context_of(task.app).store.acquire(LeaseSpec(config.base, config.digest((), {}), "first", 600.0, task_id))
 
 
 def request(**given: Any) -> Context:
@@ -286,11 +286,11 @@ class TestBroadcast:
 # -- delays --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wanted", "kept"), [(0.2, 1.0), (1.0, 1.0), (1.2, 2.0), (5.0, 5.0)])
-def test_delay_of_a_quorum_queue(app: Celery, wanted: float, kept: float) -> None:
+@pytest.mark.parametrize(("spec", "kept"), [(0.2, 1.0), (1.0, 1.0), (1.2, 2.0), (5.0, 5.0)])
+def test_delay_of_a_quorum_queue(app: Celery, spec: float, kept: float) -> None:
     """RabbitMQ delays messages of quorum queues by whole seconds, at least one."""
     use_queues(app, Queue("orders", TOPIC, "orders", queue_arguments={"x-queue-type": "quorum"}))
-    assert kept == delays.shortened(app, wanted)
+    assert kept == delays.shortened(app, spec)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_no_delay_is_longer(
 
     found = AcquireResult(AcquireStatus.REFUSED, holder_for(holder, "id-1" if same else "other"))
     store = context_of(app).store
-    monkeypatch.setattr(store, "acquire", lambda wanted: joined(found, wanted))
+    monkeypatch.setattr(store, "acquire", lambda spec: joined(found, spec))
     monkeypatch.setattr(store, "holder", lambda lock: found.holder)
     before = datetime.now(timezone.utc)
     is_redelivery = same and holder != "operator"
@@ -363,9 +363,9 @@ def holder_for(kind: str, task_id: str) -> Holder:
     return Holder("" if kind == "operator" else task_id, remaining=7200.0, state=state)
 
 
-def joined(found: AcquireResult, wanted: LeaseRequest) -> AcquireResult:
+def joined(found: AcquireResult, spec: LeaseSpec) -> AcquireResult:
     """Return the store's answer: a message that wants to join the line does."""
-    is_waiting = bool(wanted.place and wanted.place.room)
+    is_waiting = bool(spec.place and spec.place.room)
     return replace(found, is_waiting=is_waiting, waiting=int(is_waiting))
 
 

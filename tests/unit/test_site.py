@@ -91,8 +91,8 @@ def target_of(page: Path, link: str) -> tuple[Path | None, str]:
 @each_page
 def test_tox_environments(page: Path) -> None:
     """Each tox environment that a page names exists."""
-    wanted = re.findall(r"tox -e ([\w,-]+)", page.read_text(encoding="utf-8"))
-    assert set() == {name for names in wanted for name in names.split(",")} - environments() - {"NAME"}
+    spec = re.findall(r"tox -e ([\w,-]+)", page.read_text(encoding="utf-8"))
+    assert set() == {name for names in spec for name in names.split(",")} - environments() - {"NAME"}
 
 
 @each_page
@@ -100,8 +100,8 @@ def test_extras(page: Path) -> None:
     """Each extra in an install command exists."""
     setup = configparser.ConfigParser(interpolation=None)
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    wanted = re.findall(r"celery_singleton_lock\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
-    assert {name for names in wanted for name in names.split(",")} <= set(setup["options.extras_require"])
+    spec = re.findall(r"celery_singleton_lock\[([\w,-]+)\]", page.read_text(encoding="utf-8"))
+    assert {name for names in spec for name in names.split(",")} <= set(setup["options.extras_require"])
 
 
 def test_all_public_names_are_in_the_api() -> None:

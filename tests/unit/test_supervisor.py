@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import AcquireStatus, Released
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.worker.supervisor import Supervisor
 from tests.servers import until
 from tests.unit.fake_store import FakeStore
@@ -74,9 +74,9 @@ def bury(pid: int) -> None:
         pass
 
 
-def lease_request(token: str, ttl: float = 600.0) -> LeaseRequest:
+def lease_request(token: str, ttl: float = 600.0) -> LeaseSpec:
     """What a child acquires; the supervisor gets it without the digest."""
-    return LeaseRequest("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
+    return LeaseSpec("b:{t}", f"digest-{token}", token, ttl, f"task-{token}", "node", 1, supervised=True)
 
 
 class Delivery:
@@ -96,14 +96,14 @@ class Delivery:
 
 
 def accept(
-    supervisor: Supervisor, pid: int, request: LeaseRequest, is_running: bool = True, at_most: float | None = None
+    supervisor: Supervisor, pid: int, request: LeaseSpec, is_running: bool = True, at_most: float | None = None
 ) -> Delivery:
     """Tell the supervisor that a child has begun this delivery."""
     supervisor.accepted(pid, replace(request, digest=""), delivery := Delivery(is_running), at_most)
     return delivery
 
 
-def held(store: FakeStore, whole: LeaseRequest) -> bool:
+def held(store: FakeStore, whole: LeaseSpec) -> bool:
     return store.holder(whole.lock) is not None
 
 
@@ -275,7 +275,7 @@ def test_error_at_a_death_does_not_end_the_watch(
     failing = iter([RuntimeError("unforeseen")])
     release = store.release
 
-    def broken(one: LeaseRequest, success: bool | None, timeout: float | None = None, kept: object = None) -> Released:
+    def broken(one: LeaseSpec, success: bool | None, timeout: float | None = None, kept: object = None) -> Released:
         for error in failing:
             raise error
         return release(one, success)
@@ -306,7 +306,7 @@ def test_delivery_past_its_cap_is_not_renewed(
         store.acquire(request)
         accept(supervisor, fork(), request, at_most=at_most)
 
-    def renewals(request: LeaseRequest) -> int:
+    def renewals(request: LeaseSpec) -> int:
         return sum(request.token in tokens for tokens in tokens_of(store))
 
     until(lambda: renewals(other) > renewals(one) + 3)
@@ -340,7 +340,7 @@ class OneChild:
 
     def __init__(self, store: FakeStore) -> None:
         self.time = 0.0
-        self.whole = LeaseRequest("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), supervised=True)
+        self.whole = LeaseSpec("b:{t}", "d" * 32, "0" * 32, 30.0, "task-0", "node", os.getpid(), supervised=True)
         self.supervisor = Supervisor(store, print, clock=lambda: self.time)
         for owner in (self.supervisor, self.supervisor._renewer):
             owner._loop = Quiet(lambda: math.inf, print)

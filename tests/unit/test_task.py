@@ -1018,9 +1018,9 @@ def test_token_is_no_task_id_and_never_shown(singleton: Singleton) -> None:
 
     @singleton(name="x", bind=True)
     def task(self: Any) -> None:
-        tokens.append(self.lease._state.request.token)
+        tokens.append(self.lease._state.spec.token)
         assert tokens[-1] not in repr(self.lease)
-        assert tokens[-1] not in repr(self.lease._state.request)
+        assert tokens[-1] not in repr(self.lease._state.spec)
         assert tokens[-1] not in repr(self.request)
 
     assert deliver(task).info is None

@@ -77,8 +77,8 @@ class LockAdmin(admin.ModelAdmin):  # type: ignore[misc]
         task, node, text = (request.GET.get(name, "").strip() for name in ("task", "node", "q"))
         read = self._ask(request, lambda: (locks.tasks(app), sorted(locks.find(app, task), key=_pauses_first)))
         tasks, found = read or ((), [])
-        wanted = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
-        page = Paginator(wanted, self.list_per_page).get_page(request.GET.get("p"))
+        spec = [lock for lock in found if node in ("", lock.holder.node) and contains(lock, text)]
+        page = Paginator(spec, self.list_per_page).get_page(request.GET.get("p"))
         page.object_list = [row_of(lock) for lock in page.object_list]
         others = request.GET.copy()
         others.pop("p", None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from celery_singleton_lock.store.keys import COPY_TTL
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 
 @dataclass
@@ -112,10 +112,10 @@ class Line:
         message, one.message, one.due = one.message, "", self.clock() + ttl
         return message
 
-    def keep_turn(self, wanted: LeaseRequest, place: Place) -> None:
+    def keep_turn(self, spec: LeaseSpec, place: Place) -> None:
         """Give a message that its copy publishes a place for a TTL."""
-        due = self.clock() + wanted.ttl
-        self.waiting[place.ticket] = _Waiting(wanted.task_id, place.copy, due, "")
+        due = self.clock() + spec.ttl
+        self.waiting[place.ticket] = _Waiting(spec.task_id, place.copy, due, "")
         self.expires = due + COPY_TTL
 
     def keep_place(self, place: Place) -> None:
@@ -129,19 +129,19 @@ class Line:
         one = self.waiting.get(place.ticket)
         return one is not None and place.copy < one.copy
 
-    def join(self, wanted: LeaseRequest, place: Place) -> bool:
+    def join(self, spec: LeaseSpec, place: Place) -> bool:
         """Let a message wait if there is room, or go on waiting; return whether it does."""
         if not (place.ticket in self.waiting or place.replace or len(self.waiting) < place.room):
             return False
         self.used.pop(place.ticket, None)
         due = self.clock() + place.due
-        self.waiting[place.ticket] = _Waiting(wanted.task_id, place.next_copy, due, place.message)
+        self.waiting[place.ticket] = _Waiting(spec.task_id, place.next_copy, due, place.message)
         self.expires = due + COPY_TTL
         if place.gives_way or place.replace:
             self.newest = place.ticket
         return True
 
-    def start(self, wanted: LeaseRequest, place: Place) -> bool:
+    def start(self, spec: LeaseSpec, place: Place) -> bool:
         """Have a message that starts leave the line; return whether others wait.
 
         If the head is another delivery of it, that leaves the line, too: nobody is to be skipped for it.
@@ -150,7 +150,7 @@ class Line:
         if place.quiet:
             self.quiet_until = self.quiet_latest = 0.0
         head = next(iter(self.waiting), "")
-        if head and self.waiting[head].task_id == wanted.task_id:
+        if head and self.waiting[head].task_id == spec.task_id:
             self.remove(head)
         return bool(self.waiting)
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, replaced_key
 from celery_singleton_lock.store.memory.line import Line
 from celery_singleton_lock.store.protocol import AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 
 @dataclass
@@ -59,38 +59,38 @@ class Records:
             for ticket in [ticket for ticket, (until, _) in used.items() if until <= self._clock()]:
                 del used[ticket]
 
-    def _start(self, wanted: LeaseRequest) -> bool:
+    def _start(self, spec: LeaseSpec) -> bool:
         """Note a start if it is counted; return False if there were too many."""
-        limit = wanted.max_starts
+        limit = spec.max_starts
         if limit is None:
             return True
         time = self._clock()
-        starts = {token: at for token, at in self._starts_of(wanted).items() if at > time - limit.per}
+        starts = {token: at for token, at in self._starts_of(spec).items() if at > time - limit.per}
         # With several holders, starts that still run are no crashes.
-        runs = self._runs if wanted.limit and limit.count == "crashed" else lambda base, token: False
-        if sum(not runs(wanted.base, token) for token in starts) >= limit.n and wanted.token not in starts:
+        runs = self._runs if spec.limit and limit.count == "crashed" else lambda base, token: False
+        if sum(not runs(spec.base, token) for token in starts) >= limit.n and spec.token not in starts:
             return False
-        self._put(wanted.starts, "", limit.per, starts={**starts, wanted.token: time})
+        self._put(spec.starts, "", limit.per, starts={**starts, spec.token: time})
         return True
 
     def _runs(self, base: str, token: str) -> bool:
         return self._find(f"{base}:attempt:{token}") is not None
 
-    def _end_starts(self, wanted: LeaseRequest, success: bool | None) -> None:
+    def _end_starts(self, spec: LeaseSpec, success: bool | None) -> None:
         """Forget the starts that count no more."""
-        if not (ended := wanted.ended_starts(success)):
+        if not (ended := spec.ended_starts(success)):
             return
-        starts = self._starts_of(wanted)
-        starts.pop(wanted.token, None)
+        starts = self._starts_of(spec)
+        starts.pop(spec.token, None)
         if ended == "all" or not starts:
-            self._records.pop(wanted.starts, None)
+            self._records.pop(spec.starts, None)
 
-    def _starts_of(self, wanted: LeaseRequest) -> dict[str, float]:
-        found = self._find(wanted.starts)
+    def _starts_of(self, spec: LeaseSpec) -> dict[str, float]:
+        found = self._find(spec.starts)
         return (found.starts if found else None) or {}
 
-    def _line(self, wanted: LeaseRequest) -> Line:
-        return self._line_of(wanted.base, wanted.digest)
+    def _line(self, spec: LeaseSpec) -> Line:
+        return self._line_of(spec.base, spec.digest)
 
     def _line_of(self, base: str, digest: str) -> Line:
         line = self._lines.get(f"{base}:{digest}")
@@ -98,41 +98,41 @@ class Records:
             line = self._lines[f"{base}:{digest}"] = Line(self._clock, self._used.setdefault(base, {}))
         return line
 
-    def _is_replaced(self, wanted: LeaseRequest, holder: Record | None) -> AcquireStatus | None:
+    def _is_replaced(self, spec: LeaseSpec, holder: Record | None) -> AcquireStatus | None:
         """Tell whether another message has replaced this one, as the section `stop` of `acquire.lua` does."""
-        if holder and holder.task_id == wanted.task_id:
+        if holder and holder.task_id == spec.task_id:
             return None
-        key = f"{replaced_key(wanted.base)}:%s:{wanted.task_id}"
+        key = f"{replaced_key(spec.base)}:%s:{spec.task_id}"
         if self._find(key % "queued"):
             return AcquireStatus.SUPERSEDED
-        return AcquireStatus.REPLACED if wanted.redelivered and self._find(key % "running") else None
+        return AcquireStatus.REPLACED if spec.redelivered and self._find(key % "running") else None
 
-    def _ask_to_stop(self, wanted: LeaseRequest, place: Place, holder: Record | None) -> tuple[float, Record | None]:
+    def _ask_to_stop(self, spec: LeaseSpec, place: Place, holder: Record | None) -> tuple[float, Record | None]:
         """Ask a holder to stop, as `acquire.lua` does; return for how many seconds it is asked, and who has the lock now."""
         if holder is None or not place.stop:
             return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
-        is_own = holder.token == wanted.token or holder.task_id == wanted.task_id
+        is_own = holder.token == spec.token or holder.task_id == spec.task_id
         if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "cooldown":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
-        self._put(f"{replaced_key(wanted.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
         if holder.state == "queued":
-            del self._records[wanted.lock]
+            del self._records[spec.lock]
             return 0.0, None
         if holder.stop != holder.token:
             holder.stop, holder.asked = holder.token, self._clock()
         return asked, holder
 
-    def _choose_slot(self, wanted: LeaseRequest) -> int:
+    def _choose_slot(self, spec: LeaseSpec) -> int:
         """Return the slot that a request concerns, as `acquire.lua` does."""
-        held = self._held_slots(wanted.slot_lock(0))
-        for slot, record in sorted(held.items(), key=lambda item: (item[1].token != wanted.token, item[0])):
-            if record.token == wanted.token or record.task_id == wanted.task_id:
+        held = self._held_slots(spec.slot_lock(0))
+        for slot, record in sorted(held.items(), key=lambda item: (item[1].token != spec.token, item[0])):
+            if record.token == spec.token or record.task_id == spec.task_id:
                 return slot
-        if len(held) >= wanted.limit:
+        if len(held) >= spec.limit:
             return min(held, key=lambda slot: held[slot].fence)
-        return next(slot for slot in range(wanted.limit) if slot not in held)
+        return next(slot for slot in range(spec.limit) if slot not in held)
 
     def _held_slots(self, lock: str) -> dict[int, Record]:
         """Return the records of all held slots, of which this lock is the first."""
@@ -142,13 +142,13 @@ class Records:
     def _free_slots(self, lock: str, limit: int) -> int:
         return limit - len(self._held_slots(lock))
 
-    def _lock_of(self, wanted: LeaseRequest) -> str:
-        if not wanted.by_token:
-            return wanted.lock
-        if wanted.queued:  # a reservation
-            held = self._held_slots(wanted.slot_lock(0))
-            return next((wanted.slot_lock(slot) for slot, one in held.items() if one.token == wanted.token), "")
-        attempt = self._find(wanted.attempt)
+    def _lock_of(self, spec: LeaseSpec) -> str:
+        if not spec.by_token:
+            return spec.lock
+        if spec.queued:  # a reservation
+            held = self._held_slots(spec.slot_lock(0))
+            return next((spec.slot_lock(slot) for slot, one in held.items() if one.token == spec.token), "")
+        attempt = self._find(spec.attempt)
         return attempt.token if attempt else ""
 
     def _new_fence(self, base: str) -> int:

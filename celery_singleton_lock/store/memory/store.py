@@ -20,7 +20,7 @@ from celery_singleton_lock.store.memory.records import Record
 from celery_singleton_lock.store.memory.turns import Turns
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
 from celery_singleton_lock.store.records import RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -29,65 +29,65 @@ RELEASES_PER_CLEANUP = 1000
 class MemoryStore(Turns):
     """The `LockStore` verbs over a dict."""
 
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
+    def acquire(self, spec: LeaseSpec, timeout: float | None = None) -> AcquireResult:
         with self._mutex:
-            if self._find(f"{wanted.base}:revoked:{wanted.token}"):
+            if self._find(f"{spec.base}:revoked:{spec.token}"):
                 return AcquireResult(AcquireStatus.REVOKED)
-            completed = self._find(wanted.completed) if wanted.redelivered else None
+            completed = self._find(spec.completed) if spec.redelivered else None
             if completed and completed.token == "success":
                 return AcquireResult(AcquireStatus.COMPLETED)
             if completed:
                 remaining = completed.expires - self._clock()
-                return AcquireResult(AcquireStatus.REFUSED, Holder(wanted.task_id, remaining=remaining))
-            slot = self._choose_slot(wanted) if wanted.limit else 0
-            lock = wanted.slot_lock(slot)
+                return AcquireResult(AcquireStatus.REFUSED, Holder(spec.task_id, remaining=remaining))
+            slot = self._choose_slot(spec) if spec.limit else 0
+            lock = spec.slot_lock(slot)
             before = self._find(lock)
-            answer = self._in_line(wanted, wanted.place, lock) if wanted.place else self._is_held(wanted, lock)
+            answer = self._in_line(spec, spec.place, lock) if spec.place else self._is_held(spec, lock)
             if answer:
                 return answer
             record = self._find(lock)
-            if (record is None or record.token != wanted.token) and not self._start(wanted):
+            if (record is None or record.token != spec.token) and not self._start(spec):
                 self._records.pop(lock, None)  # a reservation of this message
                 if before and before.token == LINE_TOKEN:  # for the next in line, when this message leaves it
                     self._records[lock] = replace(before, state="queued", named=False, redelivered=False, stop="")
                 return AcquireResult(AcquireStatus.TOO_MANY_STARTS)
-            fence = self._grant(wanted, lock)
-            if wanted.comes_again and not wanted.queued:
-                self._put(_begun(wanted), "", BEGUN_TTL)
-            if wanted.place and not wanted.queued:
-                self._records[lock].line = self._line(wanted).start(wanted, wanted.place)
+            fence = self._grant(spec, lock)
+            if spec.comes_again and not spec.queued:
+                self._put(_begun(spec), "", BEGUN_TTL)
+            if spec.place and not spec.queued:
+                self._records[lock].line = self._line(spec).start(spec, spec.place)
             return AcquireResult(AcquireStatus.GRANTED, fence=fence, slot=slot)
 
-    def _is_held(self, wanted: LeaseRequest, lock: str) -> AcquireResult | None:
+    def _is_held(self, spec: LeaseSpec, lock: str) -> AcquireResult | None:
         """Answer a request for which no line counts, or return None if the lock is to be granted."""
         record = self._find(lock)
-        if record is None or record.token in (wanted.token, queued_token(wanted.task_id)):
+        if record is None or record.token in (spec.token, queued_token(spec.task_id)):
             return None
-        record.redelivered = record.redelivered or record.task_id == wanted.task_id
+        record.redelivered = record.redelivered or record.task_id == spec.task_id
         return AcquireResult(AcquireStatus.REFUSED, self._holder(record))
 
-    def _grant(self, wanted: LeaseRequest, lock: str, fence: int | None = None) -> int:
+    def _grant(self, spec: LeaseSpec, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
         record = self._find(lock)
-        if record is None or record.token != wanted.token:  # a reservation of this message
+        if record is None or record.token != spec.token:  # a reservation of this message
             line = record is not None and record.line
             if fence is None:
-                fence = self._new_fence(wanted.base)
-                self._note_fence(wanted.base, lock, fence, wanted.ttl, oldest=fence - wanted.ttl * 1e6)
-            record = Record(wanted.token, 0, self._clock(), wanted.task_id, wanted.node, wanted.pid, fence=fence)
-            record.state, record.line = "queued" if wanted.queued else record.state, line
-            record.limit, record.ttl = wanted.limit, wanted.ttl
-        record.expires = self._clock() + wanted.ttl
+                fence = self._new_fence(spec.base)
+                self._note_fence(spec.base, lock, fence, spec.ttl, oldest=fence - spec.ttl * 1e6)
+            record = Record(spec.token, 0, self._clock(), spec.task_id, spec.node, spec.pid, fence=fence)
+            record.state, record.line = "queued" if spec.queued else record.state, line
+            record.limit, record.ttl = spec.limit, spec.ttl
+        record.expires = self._clock() + spec.ttl
         self._records[lock] = record
-        if wanted.supervised or (wanted.limit and not wanted.queued):
-            self._put(wanted.attempt, lock, wanted.ttl)
+        if spec.supervised or (spec.limit and not spec.queued):
+            self._put(spec.attempt, lock, spec.ttl)
         return record.fence
 
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         with self._mutex:
             return [self._renew(lease) for lease in leases]
 
-    def _renew(self, lease: LeaseRequest) -> RenewResult:
+    def _renew(self, lease: LeaseSpec) -> RenewResult:
         lock = self._lock_of(lease)
         record, attempt = self._find(lock), self._find(lease.attempt)
         if record and record.token == lease.token:
@@ -102,46 +102,46 @@ class MemoryStore(Turns):
             return RenewResult.REVOKED
         return RenewResult.NOT_OWNER if record else RenewResult.MISSING
 
-    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+    def reacquire(self, spec: LeaseSpec, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
         with self._mutex:
-            record, recent = self._find(wanted.lock), self._recent_fences(wanted.base).get(wanted.lock, 0)
-            result = self._renew(wanted)
+            record, recent = self._find(spec.lock), self._recent_fences(spec.base).get(spec.lock, 0)
+            result = self._renew(spec)
             if result in (RenewResult.REVOKED, RenewResult.NOT_OWNER):
                 return result, False
-            self._grant(wanted, wanted.lock, fence)
+            self._grant(spec, spec.lock, fence)
             if recent > fence:  # another held it in between, which a second call must find too
                 return RenewResult.LOST, record is None
             if record is None:
-                self._note_fence(wanted.base, wanted.lock, fence, wanted.ttl)
+                self._note_fence(spec.base, spec.lock, fence, spec.ttl)
             return RenewResult.RENEWED, record is None
 
     def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Released:
         with self._mutex:
-            self._end_starts(wanted, success)
-            if wanted.comes_again and not wanted.is_unfinished:
-                self._records.pop(_begun(wanted), None)
-            if wanted.is_continued:
-                self._put(wanted.continued, "", CONTINUED_TTL)
-            lock = self._lock_of(wanted)
-            record, completed = self._find(lock), self._find(wanted.completed)
-            finishing, message = f"finishing:{wanted.token}", ""
-            if record and record.token == wanted.token:
-                digest = lock.removeprefix(f"{wanted.base}:lock:").partition(":")[0]
-                line = self._line_of(wanted.base, digest)
+            self._end_starts(spec, success)
+            if spec.comes_again and not spec.is_unfinished:
+                self._records.pop(_begun(spec), None)
+            if spec.is_continued:
+                self._put(spec.continued, "", CONTINUED_TTL)
+            lock = self._lock_of(spec)
+            record, completed = self._find(lock), self._find(spec.completed)
+            finishing, message = f"finishing:{spec.token}", ""
+            if record and record.token == spec.token:
+                digest = lock.removeprefix(f"{spec.base}:lock:").partition(":")[0]
+                line = self._line_of(spec.base, digest)
                 if kept:
                     expires = self._clock() + kept.ttl
                     self._records[lock] = replace(record, token=kept.token, state=kept.state, expires=expires)
                 elif record.limit:
                     del self._records[lock]
-                    free = self._free_slots(f"{wanted.base}:lock:{digest}", record.limit)
-                    message = line.next_turn(free, wanted.ttl)
+                    free = self._free_slots(f"{spec.base}:lock:{digest}", record.limit)
+                    message = line.next_turn(free, spec.ttl)
                 elif record.line:
-                    message = self._name_next(line, lock, wanted.ttl)
+                    message = self._name_next(line, lock, spec.ttl)
                 else:
                     del self._records[lock]
-                self._records.pop(wanted.attempt, None)
+                self._records.pop(spec.attempt, None)
                 self._releases += 1
                 if self._releases % RELEASES_PER_CLEANUP == 0:
                     self._clean_up()
@@ -149,23 +149,23 @@ class MemoryStore(Turns):
             else:  # lost, or released before: the redelivery waits for another TTL
                 waits = completed is not None and completed.token == finishing
             if waits:
-                self._put(wanted.completed, finishing, wanted.ttl, task_id=wanted.task_id)
+                self._put(spec.completed, finishing, spec.ttl, task_id=spec.task_id)
             return Released(waits, message)
 
-    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, spec: LeaseSpec, success: bool, timeout: float | None = None) -> None:
         with self._mutex:
-            self._put(wanted.completed, "success", COMPLETED_TTL if success else 0.0)
+            self._put(spec.completed, "success", COMPLETED_TTL if success else 0.0)
 
-    def keep_continued(self, wanted: LeaseRequest) -> bool:
+    def keep_continued(self, spec: LeaseSpec) -> bool:
         with self._mutex:
-            found = self._find(wanted.continued)
+            found = self._find(spec.continued)
             if found:
                 found.expires = self._clock() + CONTINUED_TTL
             return found is not None
 
-    def has_begun(self, wanted: LeaseRequest) -> bool:
+    def has_begun(self, spec: LeaseSpec) -> bool:
         with self._mutex:
-            return self._find(_begun(wanted)) is not None
+            return self._find(_begun(spec)) is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         with self._mutex:
@@ -216,5 +216,5 @@ class MemoryStore(Turns):
         """Do nothing: there are no connections."""
 
 
-def _begun(wanted: LeaseRequest) -> str:
-    return f"{begun_key(wanted.base)}:{wanted.task_id}"
+def _begun(spec: LeaseSpec) -> str:
+    return f"{begun_key(spec.base)}:{spec.task_id}"

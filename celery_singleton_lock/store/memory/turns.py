@@ -9,103 +9,103 @@ from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.memory.line import Line
 from celery_singleton_lock.store.memory.records import Record, Records
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
-from celery_singleton_lock.store.requests import LeaseRequest, Place
+from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 
 class Turns(Records):
     """Answers a message for which the line counts, and takes it out of the line."""
 
-    def _in_line(self, wanted: LeaseRequest, place: Place, lock: str) -> AcquireResult | None:
+    def _in_line(self, spec: LeaseSpec, place: Place, lock: str) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
-        line, record = self._line(wanted), self._find(lock)
-        status = line.refused(place) or (self._is_replaced(wanted, record) if place.stop else None)
+        line, record = self._line(spec), self._find(lock)
+        status = line.refused(place) or (self._is_replaced(spec, record) if place.stop else None)
         if status:
-            return self._refused(wanted, status)
-        head = line.head(place.ticket, wanted.task_id if place.replace else "")
-        asked, record = self._ask_to_stop(wanted, place, record)
+            return self._refused(spec, status)
+        head = line.head(place.ticket, spec.task_id if place.replace else "")
+        asked, record = self._ask_to_stop(spec, place, record)
         is_reserved = record is not None and record.token == LINE_TOKEN
-        is_turn = self._is_turn(wanted, place, line, head, record)
-        if is_turn and wanted.token == LINE_TOKEN:
-            line.keep_turn(wanted, place)
-            if wanted.limit and record is None:  # it acquires no slot
+        is_turn = self._is_turn(spec, place, line, head, record)
+        if is_turn and spec.token == LINE_TOKEN:
+            line.keep_turn(spec, place)
+            if spec.limit and record is None:  # it acquires no slot
                 return AcquireResult(AcquireStatus.GRANTED)
         if is_turn:
             self._records.pop(lock, None)
             return None
-        if record and not is_reserved and record.token in (wanted.token, queued_token(wanted.task_id)):
+        if record and not is_reserved and record.token in (spec.token, queued_token(spec.task_id)):
             return None
         if not place.room and line.is_outdated(place):
             return AcquireResult(AcquireStatus.DROPPED)
-        if wanted.token == LINE_TOKEN and not place.room and not (is_reserved and head == place.ticket):
+        if spec.token == LINE_TOKEN and not place.room and not (is_reserved and head == place.ticket):
             line.keep_place(place)
-        if place.room and line.join(wanted, place):
+        if place.room and line.join(spec, place):
             head = head or place.ticket
             if record:
                 record.line = True
-        return self._waits(wanted, place, line, head, record, asked)
+        return self._waits(spec, place, line, head, record, asked)
 
     def _waits(
-        self, wanted: LeaseRequest, place: Place, line: Line, head: str, record: Record | None, asked: float
+        self, spec: LeaseSpec, place: Place, line: Line, head: str, record: Record | None, asked: float
     ) -> AcquireResult:
         """Answer a message that does not start: who holds the lock, and the line."""
-        if record and record.task_id == wanted.task_id:
+        if record and record.task_id == spec.task_id:
             record.redelivered = True
         task_id = line.waiting[head].task_id if head else ""
         holder = self._holder(record) or Holder(task_id, state="queued")
         quiet, is_waiting = line.quiet if place.quiet else 0.0, place.ticket in line.waiting
         waiting, ahead = len(line.waiting), line.ahead(place.ticket)
-        message = "" if record or (wanted.queued and wanted.token != LINE_TOKEN) else self._call(wanted, place, line)
+        message = "" if record or (spec.queued and spec.token != LINE_TOKEN) else self._call(spec, place, line)
         return AcquireResult(
             AcquireStatus.REFUSED, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead, message
         )
 
-    def _call(self, wanted: LeaseRequest, place: Place, line: Line) -> str:
+    def _call(self, spec: LeaseSpec, place: Place, line: Line) -> str:
         """Name the first in its turn whom nobody has named, as the section `dispatch` of `acquire.lua` does."""
-        free = self._free_slots(wanted.slot_lock(0), wanted.limit) if wanted.limit else 1
-        ticket, message = line.call(place.ticket, free, wanted.ttl)
-        if ticket and not wanted.limit:
-            until, task_id = self._clock() + wanted.ttl, line.waiting[ticket].task_id
+        free = self._free_slots(spec.slot_lock(0), spec.limit) if spec.limit else 1
+        ticket, message = line.call(place.ticket, free, spec.ttl)
+        if ticket and not spec.limit:
+            until, task_id = self._clock() + spec.ttl, line.waiting[ticket].task_id
             reserved = Record(LINE_TOKEN, until, self._clock(), task_id, state="queued", named=True, line=True)
-            self._records[wanted.slot_lock(0)] = reserved
+            self._records[spec.slot_lock(0)] = reserved
         return message
 
-    def _refused(self, wanted: LeaseRequest, status: AcquireStatus) -> AcquireResult:
+    def _refused(self, spec: LeaseSpec, status: AcquireStatus) -> AcquireResult:
         """Answer a message for which another one stands, naming the one that waits."""
-        line = self._line(wanted)
+        line = self._line(spec)
         first = line.waiting.get(line.newest) if status is AcquireStatus.SUPERSEDED else None
         return AcquireResult(status, head=first.task_id if first else "")
 
-    def _is_turn(self, wanted: LeaseRequest, place: Place, line: Line, head: str, record: Record | None) -> bool:
+    def _is_turn(self, spec: LeaseSpec, place: Place, line: Line, head: str, record: Record | None) -> bool:
         """Tell whether this message may start: in its turn, or if it was published, once the lock or a slot is free."""
-        owner, is_copy = record and record.token, wanted.token == LINE_TOKEN
+        owner, is_copy = record and record.token, spec.token == LINE_TOKEN
         if place.quiet:
             is_newcomer = not place.ticket or (place.room and not line.quiet_latest)
-            if is_newcomer and owner != wanted.token and (owner != LINE_TOKEN or line.quiet):
+            if is_newcomer and owner != spec.token and (owner != LINE_TOKEN or line.quiet):
                 line.disturb(place, head)
         if owner not in (None, LINE_TOKEN):
             return False
         is_turn = head in ("", place.ticket) and not (record and is_copy and record.named)
-        if wanted.limit and record is None:
-            is_turn = line.is_turn(place.ticket, self._free_slots(wanted.slot_lock(0), wanted.limit))
+        if spec.limit and record is None:
+            is_turn = line.is_turn(place.ticket, self._free_slots(spec.slot_lock(0), spec.limit))
         is_turn = is_turn or bool(place.ticket and not place.room and not is_copy)
         return is_turn and not (place.quiet and line.quiet)
 
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
+    def leave(self, spec: LeaseSpec, ticket: str, timeout: float | None = None) -> str:
         with self._mutex:
-            line, record = self._line(wanted), self._find(wanted.lock)
+            line, record = self._line(spec), self._find(spec.lock)
             is_reserved = record is not None and record.token == LINE_TOKEN
             is_turn = record is not None and is_reserved and (not record.named or line.head() == ticket)
             line.use(ticket)
-            if wanted.limit:
-                return line.next_turn(self._free_slots(wanted.slot_lock(0), wanted.limit), wanted.ttl)
-            return self._name_next(line, wanted.lock, wanted.ttl) if is_turn else ""
+            if spec.limit:
+                return line.next_turn(self._free_slots(spec.slot_lock(0), spec.limit), spec.ttl)
+            return self._name_next(line, spec.lock, spec.ttl) if is_turn else ""
 
-    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
+    def give_back(self, spec: LeaseSpec, ticket: str, message: str) -> None:
         with self._mutex:
-            record = self._find(wanted.lock)
-            is_first = self._line(wanted).give_back(ticket, message)
+            record = self._find(spec.lock)
+            is_first = self._line(spec).give_back(ticket, message)
             if record and record.token == LINE_TOKEN and is_first:
-                del self._records[wanted.lock]
+                del self._records[spec.lock]
 
     def _name_next(self, line: Line, lock: str, ttl: float) -> str:
         """Reserve a lock for the head of the line and return its message, or delete it."""

@@ -22,7 +22,7 @@ from celery_singleton_lock.store.keys import (
 from celery_singleton_lock.store.records import SEPARATOR
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Script, Words, script
-from celery_singleton_lock.store.requests import Kept, LeaseRequest, Place
+from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
 
 #: Of a feature that has no words.
 _NONE = Words()
@@ -56,57 +56,57 @@ def script_call(
     return ScriptCall(found, str(len(keys)), *keys, *arguments)
 
 
-def acquire_call(wanted: LeaseRequest, history: int | None, grace: bool = False) -> ScriptCall:
+def acquire_call(spec: LeaseSpec, history: int | None, grace: bool = False) -> ScriptCall:
     """Return the call that acquires a lock.
 
     Arguments:
         history: how many runs are kept; None: nothing is recorded.
         grace: whether a lock that may have been lost with the store's data is granted to nobody for a TTL.
     """
-    lock = wanted.slot_lock(0) if wanted.limit else wanted.lock
-    keys = (wanted.completed, *task_keys(wanted.base), pauses_key(wanted.base))
-    features = {**_acquire_features(wanted), **_acquire_records(wanted, history)}
+    lock = spec.slot_lock(0) if spec.limit else spec.lock
+    keys = (spec.completed, *task_keys(spec.base), pauses_key(spec.base))
+    features = {**_acquire_features(spec), **_acquire_records(spec, history)}
     if grace:
-        features["grace"] = Words((primary_key(wanted.base),), (ms(wanted.grace or wanted.ttl),))
-    return _request_call("acquire", wanted, lock, keys, "1" if wanted.redelivered else "", features)
+        features["grace"] = Words((primary_key(spec.base),), (ms(spec.grace or spec.ttl),))
+    return _request_call("acquire", spec, lock, keys, "1" if spec.redelivered else "", features)
 
 
-def reacquire_call(wanted: LeaseRequest, fence: int, history: int | None) -> ScriptCall:
+def reacquire_call(spec: LeaseSpec, fence: int, history: int | None) -> ScriptCall:
     """Return the call that acquires a missing lock again."""
-    features = {} if history is None else {"records": Words(record_keys(wanted.base)[:2])}
-    if wanted.limit:
-        features["limit"] = Words((wanted.slots,), (str(wanted.limit),))
-    return _request_call("reacquire", wanted, wanted.lock, task_keys(wanted.base), str(fence), features)
+    features = {} if history is None else {"records": Words(record_keys(spec.base)[:2])}
+    if spec.limit:
+        features["limit"] = Words((spec.slots,), (str(spec.limit),))
+    return _request_call("reacquire", spec, spec.lock, task_keys(spec.base), str(fence), features)
 
 
 def _request_call(
-    verb: str, wanted: LeaseRequest, lock: str, keys: Sequence[str], last: str, features: Features
+    verb: str, spec: LeaseSpec, lock: str, keys: Sequence[str], last: str, features: Features
 ) -> ScriptCall:
-    is_noted = wanted.supervised or (wanted.limit and not wanted.queued)
-    who = (str(wanted.task_id), wanted.node, str(wanted.pid), "1" if is_noted else "")
-    return script_call(verb, (lock, wanted.attempt, *keys), (wanted.token, ms(wanted.ttl), *who, last), features)
+    is_noted = spec.supervised or (spec.limit and not spec.queued)
+    who = (str(spec.task_id), spec.node, str(spec.pid), "1" if is_noted else "")
+    return script_call(verb, (lock, spec.attempt, *keys), (spec.token, ms(spec.ttl), *who, last), features)
 
 
-def _acquire_features(wanted: LeaseRequest) -> dict[str, Words]:
+def _acquire_features(spec: LeaseSpec) -> dict[str, Words]:
     """Return the features of an acquire that few tasks use."""
     features: dict[str, Words] = {}
-    if wanted.limit:
-        features["limit"] = Words((wanted.slots,), (str(wanted.limit),))
-    if wanted.queued:
+    if spec.limit:
+        features["limit"] = Words((spec.slots,), (str(spec.limit),))
+    if spec.queued:
         features["queued"] = _NONE
-    if wanted.max_starts is not None:
-        limit = wanted.max_starts
-        features["starts"] = Words((wanted.starts,), (str(limit.n), ms(limit.per)))
-        if wanted.limit and limit.count == "crashed":
+    if spec.max_starts is not None:
+        limit = spec.max_starts
+        features["starts"] = Words((spec.starts,), (str(limit.n), ms(limit.per)))
+        if spec.limit and limit.count == "crashed":
             features["crashed"] = _NONE
-    if wanted.comes_again and not wanted.queued:
-        features["begun"] = Words((begun_key(wanted.base),), (ms(BEGUN_TTL),))
-    if wanted.place:
-        features.update(_line_features(wanted, wanted.place))
+    if spec.comes_again and not spec.queued:
+        features["begun"] = Words((begun_key(spec.base),), (ms(BEGUN_TTL),))
+    if spec.place:
+        features.update(_line_features(spec, spec.place))
     return features
 
 
-def _line_features(wanted: LeaseRequest, place: Place) -> dict[str, Words]:
+def _line_features(spec: LeaseSpec, place: Place) -> dict[str, Words]:
     room = "all" if place.replace else str(place.room or "")
     numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (
@@ -117,24 +117,24 @@ def _line_features(wanted: LeaseRequest, place: Place) -> dict[str, Words]:
         ms(COPY_TTL),
         "1" if place.gives_way or place.replace else "",
     )
-    features = {"line": Words(line_keys(wanted.base, wanted.digest), arguments)}
+    features = {"line": Words(line_keys(spec.base, spec.digest), arguments)}
     if place.stop:
-        features["stop"] = Words((replaced_key(wanted.base),))
+        features["stop"] = Words((replaced_key(spec.base),))
     if place.quiet:
         features["debounce"] = Words((), (ms(place.quiet), ms(place.max_quiet)))
-    if not wanted.queued:
+    if not spec.queued:
         features["body"] = _NONE
-    if not wanted.queued or wanted.token == LINE_TOKEN:  # a publisher publishes nothing but its own message
+    if not spec.queued or spec.token == LINE_TOKEN:  # a publisher publishes nothing but its own message
         features["dispatch"] = _NONE
     return features
 
 
-def _acquire_records(wanted: LeaseRequest, history: int | None) -> dict[str, Words]:
+def _acquire_records(spec: LeaseSpec, history: int | None) -> dict[str, Words]:
     if history is None:
         return {}
-    noted = wanted.noted
+    noted = spec.noted
     arguments = (noted.policy, ms(noted.waited) if noted.waited else "", str(history))
-    features = {"records": Words(record_keys(wanted.base), arguments)}
+    features = {"records": Words(record_keys(spec.base), arguments)}
     if noted.counted:
         features["counts"] = Words((), (_counts(noted.counted),))
     return features
@@ -154,42 +154,42 @@ def oldest_of(slots: str) -> Features:
     return {"limit": Words((slots,))} if slots else {}
 
 
-def release_call(wanted: LeaseRequest, success: bool | None, kept: Kept | None, history: int | None) -> ScriptCall:
+def release_call(spec: LeaseSpec, success: bool | None, kept: Kept | None, history: int | None) -> ScriptCall:
     """Return the call that releases a lock."""
     features: dict[str, Words] = {}
-    if wanted.limit:
-        features["limit"] = Words((wanted.slots,))
-        if wanted.queued:
-            features["queued"] = Words((wanted.slot_lock(0),))
+    if spec.limit:
+        features["limit"] = Words((spec.slots,))
+        if spec.queued:
+            features["queued"] = Words((spec.slot_lock(0),))
     if kept:
         features["kept"] = Words((), (kept.token, kept.state, ms(kept.ttl)))
-    if wanted.max_starts is not None and (ended := wanted.ended_starts(success)):
-        features["starts"] = Words((wanted.starts,), (ended,))
-    if wanted.comes_again and not wanted.is_unfinished:
-        features["begun"] = Words((begun_key(wanted.base),), (str(wanted.task_id),))
-    if wanted.is_continued:
-        features["continued"] = Words((wanted.continued,), (ms(CONTINUED_TTL),))
+    if spec.max_starts is not None and (ended := spec.ended_starts(success)):
+        features["starts"] = Words((spec.starts,), (ended,))
+    if spec.comes_again and not spec.is_unfinished:
+        features["begun"] = Words((begun_key(spec.base),), (str(spec.task_id),))
+    if spec.is_continued:
+        features["continued"] = Words((spec.continued,), (ms(CONTINUED_TTL),))
     if history is not None:
-        noted = wanted.noted
-        slot = wanted.lock.removeprefix(f"{wanted.base}:lock:")
-        where = SEPARATOR.join((str(wanted.pid), wanted.node, slot, str(wanted.task_id)))
+        noted = spec.noted
+        slot = spec.lock.removeprefix(f"{spec.base}:lock:")
+        where = SEPARATOR.join((str(spec.pid), spec.node, slot, str(spec.task_id)))
         arguments = (noted.outcome, noted.error, str(history), noted.loss, str(noted.fence or ""), where)
-        features["records"] = Words(record_keys(wanted.base), arguments)
-    keys = (_lock(wanted), wanted.attempt, wanted.completed)
-    return script_call("release", keys, (wanted.token, ms(wanted.ttl), "1" if success else ""), features)
+        features["records"] = Words(record_keys(spec.base), arguments)
+    keys = (_lock(spec), spec.attempt, spec.completed)
+    return script_call("release", keys, (spec.token, ms(spec.ttl), "1" if success else ""), features)
 
 
-def leave_call(wanted: LeaseRequest, ticket: str) -> ScriptCall:
+def leave_call(spec: LeaseSpec, ticket: str) -> ScriptCall:
     """Return the call that takes a message out of the line."""
-    keys = (*line_keys(wanted.base, wanted.digest), wanted.lock)
-    words = (ticket, ms(COPY_TTL), ms(wanted.ttl), str(wanted.limit))
-    return script_call("leave", keys, words, {"limit": _NONE} if wanted.limit else {})
+    keys = (*line_keys(spec.base, spec.digest), spec.lock)
+    words = (ticket, ms(COPY_TTL), ms(spec.ttl), str(spec.limit))
+    return script_call("leave", keys, words, {"limit": _NONE} if spec.limit else {})
 
 
-def give_back_call(wanted: LeaseRequest, ticket: str, message: str) -> ScriptCall:
+def give_back_call(spec: LeaseSpec, ticket: str, message: str) -> ScriptCall:
     """Return the call that gives back the turn of a message."""
-    line, waiting, _ = line_keys(wanted.base, wanted.digest)
-    return script_call("give_back", (line, waiting, wanted.lock), (ticket, message))
+    line, waiting, _ = line_keys(spec.base, spec.digest)
+    return script_call("give_back", (line, waiting, spec.lock), (ticket, message))
 
 
 def revoke_call(base: str, lock: str, slots: str, starts: str, fence: int, history: int | None) -> ScriptCall:
@@ -215,7 +215,7 @@ def page_call(base: str, cursor: str, count: str) -> ScriptCall:
     return script_call("page", record_keys(base)[:1], (cursor, count, base))
 
 
-def renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
+def renewal_call(leases: Sequence[LeaseSpec]) -> ScriptCall:
     """Return the call that renews leases."""
     keys = [key for one in leases for key in (_lock(one), one.attempt, f"{one.base}:revoked", f"{one.base}:registry")]
     features = {"limit": _NONE} if any(one.limit for one in leases) else {}
@@ -224,9 +224,9 @@ def renewal_call(leases: Sequence[LeaseRequest]) -> ScriptCall:
     return script_call("renew", keys, [word for one in leases for word in (one.token, ms(one.ttl))], features)
 
 
-def _lock(wanted: LeaseRequest) -> str:
+def _lock(spec: LeaseSpec) -> str:
     """Return the key of the lock; where only the token is known, the attempt key, which names it."""
-    return wanted.attempt if wanted.by_token else wanted.lock
+    return spec.attempt if spec.by_token else spec.lock
 
 
 def _number(copy: float) -> str:

@@ -30,7 +30,7 @@ from celery_singleton_lock.store.redis.calls import (
 from celery_singleton_lock.store.redis.connection import Batch, Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool, Generation
 from celery_singleton_lock.store.redis.records import RedisRecords, told_of_pause
-from celery_singleton_lock.store.requests import Kept, LeaseRequest
+from celery_singleton_lock.store.requests import Kept, LeaseSpec
 
 #: Seconds by which `WAIT` may end late.
 WAIT_MARGIN = 0.15
@@ -72,11 +72,11 @@ class RedisStore:
         self._pool = ConnectionPool(connect, limit, self._access, self._generation)
         self._run_lease = self._run_on_replicas if replicas else self.run
 
-    def acquire(self, wanted: LeaseRequest, timeout: float | None = None) -> AcquireResult:
-        answer, *more = self._run_lease(acquire_call(wanted, self._history, self._grace), timeout)
+    def acquire(self, spec: LeaseSpec, timeout: float | None = None) -> AcquireResult:
+        answer, *more = self._run_lease(acquire_call(spec, self._history, self._grace), timeout)
         self._access.accepted()
         if answer == "granted":
-            slot = int(more[1]) if wanted.limit else 0
+            slot = int(more[1]) if spec.limit else 0
             return AcquireResult(AcquireStatus.GRANTED, fence=int(more[0]), slot=slot)
         if answer == "grace":
             raise GracePeriod(int(more[0]) / 1000)
@@ -87,37 +87,37 @@ class RedisStore:
         line = count, head or "", bool(rank), quiet / 1000, asked / 1000, ahead, message
         return AcquireResult(AcquireStatus.REFUSED, _holder(more[:7]), 0, 0, *line)
 
-    def renew(self, leases: Sequence[LeaseRequest], timeout: float | None = None) -> list[RenewResult]:
+    def renew(self, leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         answers = self._run_lease(renewal_call(leases), timeout)
         return [_renewed(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
 
-    def reacquire(self, wanted: LeaseRequest, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
-        answer, done = self._run_lease(reacquire_call(wanted, fence, self._history), timeout)
+    def reacquire(self, spec: LeaseSpec, fence: int, timeout: float | None = None) -> tuple[RenewResult, bool]:
+        answer, done = self._run_lease(reacquire_call(spec, fence, self._history), timeout)
         return RenewResult(answer), bool(done)
 
     def release(
-        self, wanted: LeaseRequest, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
     ) -> Released:
-        waits, message = self.run(release_call(wanted, success, kept, self._history), timeout)
+        waits, message = self.run(release_call(spec, success, kept, self._history), timeout)
         return Released(bool(waits), message)
 
-    def leave(self, wanted: LeaseRequest, ticket: str, timeout: float | None = None) -> str:
-        return str(self.run(leave_call(wanted, ticket), timeout))
+    def leave(self, spec: LeaseSpec, ticket: str, timeout: float | None = None) -> str:
+        return str(self.run(leave_call(spec, ticket), timeout))
 
-    def give_back(self, wanted: LeaseRequest, ticket: str, message: str) -> None:
-        self.run(give_back_call(wanted, ticket, message))
+    def give_back(self, spec: LeaseSpec, ticket: str, message: str) -> None:
+        self.run(give_back_call(spec, ticket, message))
 
-    def record_outcome(self, wanted: LeaseRequest, success: bool, timeout: float | None = None) -> None:
+    def record_outcome(self, spec: LeaseSpec, success: bool, timeout: float | None = None) -> None:
         if success:
-            self.command("SET", wanted.completed, "success", "PX", ms(COMPLETED_TTL), timeout=timeout)
+            self.command("SET", spec.completed, "success", "PX", ms(COMPLETED_TTL), timeout=timeout)
         else:
-            self.command("DEL", wanted.completed, timeout=timeout)
+            self.command("DEL", spec.completed, timeout=timeout)
 
-    def keep_continued(self, wanted: LeaseRequest) -> bool:
-        return bool(self.command("PEXPIRE", wanted.continued, ms(CONTINUED_TTL)))
+    def keep_continued(self, spec: LeaseSpec) -> bool:
+        return bool(self.command("PEXPIRE", spec.continued, ms(CONTINUED_TTL)))
 
-    def has_begun(self, wanted: LeaseRequest) -> bool:
-        return self.command("ZSCORE", begun_key(wanted.base), str(wanted.task_id)) is not None
+    def has_begun(self, spec: LeaseSpec) -> bool:
+        return self.command("ZSCORE", begun_key(spec.base), str(spec.task_id)) is not None
 
     def holder(self, lock: str, slots: str = "") -> Holder | None:
         reply = self.run(script_call("holder", (lock,), (), oldest_of(slots)))
@@ -207,7 +207,7 @@ class RedisStore:
         return time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
 
 
-def _renewed(lease: LeaseRequest, answer: str) -> RenewResult:
+def _renewed(lease: LeaseSpec, answer: str) -> RenewResult:
     """Return what became of a lease. If the answer is the key of its lock, it was renewed, and the key is noted."""
     if answer not in _RENEW_RESULTS:
         lease.lock = answer

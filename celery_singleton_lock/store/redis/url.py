@@ -73,9 +73,7 @@ def connector(
         raise ConfigurationError(f"singleton_lock_url cannot be read: {said}") from None
 
 
-def _direct(
-    url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
-) -> Callable[[], Any]:
+def _direct(url: str, options: Mapping[str, Any], tls: Any, timeout: float, spec: dict[str, Any]) -> Callable[[], Any]:
     url = re.sub("^valkey(s?)://", r"redis\1://", url)
     if url.startswith("redis+socket://"):  # Celery's spelling of redis-py's unix:///path?db=1
         url = url.replace("redis+socket", "unix", 1).replace("virtual_host=", "db=")
@@ -92,9 +90,9 @@ def _direct(
     kind: Any = UnixDomainSocketConnection if "path" in found else Connection
     if has_tls:
         kind, found = SSLConnection, _with_tls({**(tls or {}), **found})
-    kind, wanted = with_deadline(kind), _with_credentials({**wanted, **found}, provider)
-    kind(**wanted)  # raises TypeError for an option that it does not know
-    return lambda: kind(**wanted)
+    kind, spec = with_deadline(kind), _with_credentials({**spec, **found}, provider)
+    kind(**spec)  # raises TypeError for an option that it does not know
+    return lambda: kind(**spec)
 
 
 def _numbers(url: str) -> dict[str, int]:
@@ -124,7 +122,7 @@ def _refuse_unquoted(url: str) -> None:
 
 
 def _by_sentinel(
-    url: str, options: Mapping[str, Any], tls: Any, timeout: float, wanted: dict[str, Any]
+    url: str, options: Mapping[str, Any], tls: Any, timeout: float, spec: dict[str, Any]
 ) -> Callable[[], Any]:
     parts = [urlsplit(part) for part in _as_celery_spells(url).split(";")]
     last = parts[-1]
@@ -134,16 +132,16 @@ def _by_sentinel(
         raise ConfigurationError(
             "singleton_lock_url: a sentinel:// URL needs ?master_name=…, or master_name in Celery's transport options"
         )
-    wanted |= {"db": int(last.path.strip("/") or 0)}
-    wanted |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
+    spec |= {"db": int(last.path.strip("/") or 0)}
+    spec |= {name: unquote(value) for name in ("username", "password") if (value := getattr(last, name))}
     provider = query.get("credential_provider", [options.get("credential_provider")])[-1]
     share = timeout / len(parts) / 2  # they are asked in turn, each by a connection and a command
     bounds = {"socket_timeout": share, "socket_connect_timeout": share, "retry": Retry(NoBackoff(), 0)}
     addresses = [(part.hostname, part.port or 26379) for part in parts]
     sentinel = _Sentinel(addresses, sentinel_kwargs={**bounds, **(options.get("sentinel_kwargs") or {})})
     kind = with_deadline(SentinelManagedSSLConnection if tls else SentinelManagedConnection)
-    wanted = _with_credentials({**wanted, **(_with_tls(tls) if tls else {})}, provider)
-    pool = _SentinelPool(name, sentinel, ssl=bool(tls), connection_class=kind, **wanted)
+    spec = _with_credentials({**spec, **(_with_tls(tls) if tls else {})}, provider)
+    pool = _SentinelPool(name, sentinel, ssl=bool(tls), connection_class=kind, **spec)
     make: Callable[[], Any] = pool.make_connection
     return make
 

@@ -14,7 +14,7 @@ import redis
 
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.redis import RedisStore, connector
-from celery_singleton_lock.store.requests import LeaseRequest
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.faults.harness import WorkerEnvironment, now, since
 from tests.faults.ledger import Event
 from tests.faults.matrix import LATE
@@ -172,7 +172,7 @@ def test_lease_of_nobody(pool: str) -> None:
         body = env.body("a")
         env.wait("key")
         base, _, digest = body["key"].rpartition(":lock:")
-        nobody = LeaseRequest(base, digest, "0" * 32, 60.0, "nobody")
+        nobody = LeaseSpec(base, digest, "0" * 32, 60.0, "nobody")
         store = RedisStore(connector(env.store.url(), {}))
         _renewed(env, *RENEWERS[pool])
         with env.schedule.during("empty"):
