@@ -18,7 +18,7 @@ from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.decision import policy_of
 from celery_singleton_lock.delivery.ending import end_call
-from celery_singleton_lock.delivery.noting import note_failure
+from celery_singleton_lock.delivery.recording import record_failure
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
@@ -36,7 +36,7 @@ from celery_singleton_lock.reservation import (
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus, GracePeriod
-from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.store.records import NO_RECORD, RunRecord
 from celery_singleton_lock.store.requests import LeaseSpec
 
 
@@ -91,7 +91,7 @@ def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
     # Under other policies the call may be sent, and is counted when it starts.
     policy = config.options.on_duplicate
     counts = getattr(policy, "ends_duplicates", False)
-    spec.noted = Noted(name_of(policy) if counts else "", counted=context.tally.take(spec.base))
+    spec.record = RunRecord(name_of(policy) if counts else "", counted=context.tally.take(spec.base))
     try:
         result = context.store.acquire(spec)
         if result.holder is not None and has_ended(task, result.holder):
@@ -104,7 +104,7 @@ def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
         fails = not isinstance(error, StoreUnavailable) or config.options.on_store_error == "raise"
         text = "could not acquire its lock: %s" if fails else "could not acquire its lock, and is sent without it: %s"
         context.outages.log(about(task, spec.task_id, spec.lock), text, error)
-        note_failure(task, spec, "acquire", error)
+        record_failure(task, spec, "acquire", error)
         if fails:
             raise
         context.outages.count("without")
@@ -126,7 +126,7 @@ def _instead(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> 
         return None
     if isinstance(decision, SkipRun) and has_lost_result(task, holder):
         return None
-    if is_paused or not spec.noted.policy:  # else the script has counted it
+    if is_paused or not spec.record.policy:  # else the script has counted it
         context_of(task.app).tally.count(spec.base, f"duplicates:{name_of(config.options.on_duplicate)}")
     return end_call(task, spec, holder, policy, decision)
 
@@ -137,13 +137,13 @@ def _cancel(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
     except StoreError as error:  # it expires
         log = about(task, spec.task_id, spec.lock)
         context_of(task.app).outages.log(log, "could not release its reservation: %s", error)
-        note_failure(task, spec, "release", error)
+        record_failure(task, spec, "release", error)
 
 
 def _free(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> None:
     """Release the reservation of a message that has ended."""
     about(task, spec.task_id, spec.lock, holder).info("is published, as task %s has ended", holder.task_id)
-    ended = replace(spec, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, noted=NOTHING)
+    ended = replace(spec, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, record=NO_RECORD)
     _release(task, config, ended)
 
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.keys import queued_token
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 
 #: Header of a message that was published with its lock: the lock key, its `lock_limit` and its `lock_ttl`.
 RESERVATION_HEADER = "singleton_reservation"
@@ -84,7 +84,7 @@ def has_lost_result(task: Any, holder: Holder) -> bool:
         return False
 
 
-def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseSpec, retry: Retry) -> Kept | None:
+def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseSpec, retry: Retry) -> AfterRelease | None:
     """Return the reservation that a lease becomes when its task retries itself with the same lock key."""
     options = config.options
     if options.lock_from == "start" or options.lock_until == "start" or retry.sig is None:
@@ -95,7 +95,7 @@ def kept_for_retry(task: Any, config: TaskConfig, request: Any, lease: LeaseSpec
         return None
     if digest != lease.digest:
         return None
-    return Kept("queued", lifetime(task, retry.when, request.expires), queued_token(request.id))
+    return AfterRelease("queued", lifetime(task, retry.when, request.expires), queued_token(request.id))
 
 
 def lifetime(task: Any, starts: Any, expires: Any) -> float:

@@ -10,7 +10,7 @@ from celery_singleton_lock.delivery import ending
 from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.decision import decide, policy_of
 from celery_singleton_lock.delivery.delays import LONGEST_DELAY
-from celery_singleton_lock.delivery.noting import note_failure
+from celery_singleton_lock.delivery.recording import record_failure
 from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.holder import Holder
@@ -58,7 +58,7 @@ def handle_copy(attempt: Attempt) -> float | None:
                 return delay
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not ask for its place in line: %s", error)
-        note_failure(attempt.task, attempt.spec, "acquire", error)
+        record_failure(attempt.task, attempt.spec, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
             raise
     except Exception as failure:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 
 MAX_UNANSWERED = 1000  # unanswered acquires that are remembered in an outage; others are left to expire
 LONGEST_INTERVAL = 2.5  # seconds between two attempts
@@ -22,7 +22,7 @@ class PendingRelease:
         spec: LeaseSpec,
         success: bool | None,
         outcome: bool | None = None,
-        kept: Kept | None = None,
+        kept: AfterRelease | None = None,
         cooldown_until: float = 0.0,
         publish: Callable[[str], object] = lambda message: None,
     ) -> None:
@@ -46,9 +46,9 @@ class PendingRelease:
         """
         outcome = self.outcome
         cooldown = self.cooldown_until - now() if self.cooldown_until else 0.0
-        kept = Kept("cooldown", cooldown) if cooldown > 0 else self.kept
+        kept = AfterRelease("cooldown", cooldown) if cooldown > 0 else self.kept
         self.redelivery_waits, message = store.release(self.spec, self.success, timeout, kept)
-        self.spec.noted = self.spec.noted._replace(fence=0)  # the end is recorded, and must not be again
+        self.spec.record = self.spec.record._replace(fence=0)  # the end is recorded, and must not be again
         if message:
             self.next_message = message
             self.publish(message)

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.records import RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 
 
 class AcquireStatus(Enum):
@@ -116,7 +116,7 @@ class LockStore(Protocol):
         """Acquire a missing lock again, with its old fence; return the result, never `MISSING`, and whether this call did it."""
 
     def release(
-        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: AfterRelease | None = None
     ) -> Released:
         """Delete the lock if this token owns it, or reserve it for the next in line; return who waits.
 

@@ -1,6 +1,6 @@
 """What a store records of locks: which ones exist now, counters, and the last runs. The lock scripts write it.
 
-A call without `Noted` records nothing (`singleton_lock_stats=False`).
+A call without `RunRecord` records nothing (`singleton_lock_stats=False`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEPARATOR = "\x1f"
 WHOLE_TASK = "*"
 
 
-class Noted(NamedTuple):
+class RunRecord(NamedTuple):
     """Notes on a request for the records, besides its own fields.
 
     Arguments:
@@ -53,7 +53,7 @@ class Noted(NamedTuple):
 
 
 #: Of a request that says it all.
-NOTHING = Noted()
+NO_RECORD = RunRecord()
 
 
 @dataclass(frozen=True)

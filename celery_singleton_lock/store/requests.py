@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import starts_key
-from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.store.records import NO_RECORD, RunRecord
 
 
 class Place(NamedTuple):
@@ -63,7 +63,7 @@ class LeaseSpec:
     is_unfinished: bool = False  # its body has begun and was cut off; a release remembers that it did not end
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
     grace: float = 0.0  # seconds of a grace period; 0: the TTL, which is longer for a reservation
-    noted: Noted = NOTHING  # what is recorded of the next call with this request, where records are kept
+    record: RunRecord = NO_RECORD  # what is recorded of the next call with this request, where records are kept
     lock: str = field(
         init=False
     )  # key of the lock; "" while the store alone knows it; once a slot is known, of that slot's
@@ -109,7 +109,7 @@ class LeaseSpec:
         return "all" if success else ""
 
 
-class Kept(NamedTuple):
+class AfterRelease(NamedTuple):
     """The state that a lock takes at its release, instead of free."""
 
     state: str  # of its holder

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from celery_singleton_lock.delivery import ending
 from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.decision import decide, policy_of
-from celery_singleton_lock.delivery.noting import note_failure
+from celery_singleton_lock.delivery.recording import record_failure
 from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.errors import DuplicateTask, StoreError, StoreUnavailable, TooManyStarts
 from celery_singleton_lock.holder import Holder
@@ -123,7 +123,7 @@ def handle_store_error(attempt: Attempt, error: StoreError) -> None:
     outages.log(attempt.log(), "could not acquire its lock: %s", error)
     is_grace = isinstance(error, GracePeriod)
     if not is_grace:
-        note_failure(attempt.task, attempt.spec, "acquire", error)
+        record_failure(attempt.task, attempt.spec, "acquire", error)
     reaction = attempt.options.on_store_error
     in_line = place and (place.room or place.ticket)  # or has a copy: it must not end yet
     if in_line or is_grace:

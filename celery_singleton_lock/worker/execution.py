@@ -15,8 +15,8 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import ATTEMPT, Attempt
-from celery_singleton_lock.delivery.noting import note_acquire, note_end
 from celery_singleton_lock.delivery.properties import delivery_of, take_token
+from celery_singleton_lock.delivery.recording import record_acquire, record_end
 from celery_singleton_lock.delivery.retry_state import forget_retry_state, lock_options_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock.events import send
@@ -28,7 +28,7 @@ from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
-from celery_singleton_lock.store.records import NOTHING, Noted
+from celery_singleton_lock.store.records import NO_RECORD, RunRecord
 from celery_singleton_lock.store.requests import LeaseSpec
 from celery_singleton_lock.worker.awaitable import completed
 from celery_singleton_lock.worker.duplicates import handle_duplicate, handle_store_error
@@ -60,7 +60,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     _prepare(attempt, args, kwargs)
     if attempt.retry_state.follows and (joined := join(attempt)):
         return joined.result
-    note_acquire(attempt)
+    record_acquire(attempt)
     # From now on `after_run` releases what the store may have granted.
     attempt.state = state = LeaseState(attempt.spec, task)
     state.sends_events = delivery_of(request).events
@@ -119,7 +119,7 @@ def _acquire(attempt: Attempt) -> tuple[AcquireResult, float]:
     for _ in range(2):
         sent_at = now()
         result = attempt.store.acquire(spec)
-        spec.noted = NOTHING  # the store has it
+        spec.record = NO_RECORD  # the store has it
         if result.status is not AcquireStatus.GRANTED or now() < sent_at + spec.ttl:
             return result, sent_at
     raise StoreUnavailable("the store answers more slowly than its leases live")
@@ -143,7 +143,7 @@ def _note_grant(attempt: Attempt, state: LeaseState, result: AcquireResult, sent
 def _run_granted(attempt: Attempt, state: LeaseState, body: Body) -> Any:
     """Run the body with its lock, or with ``lock_until="start"`` without."""
     if attempt.options.lock_until == "start":
-        state.spec.noted = Noted(outcome="started")
+        state.spec.record = RunRecord(outcome="started")
         release(attempt, state, success=False)
         attempt.lease = Lease(state.spec.lock)
         return body()
@@ -165,14 +165,14 @@ def _run_body(attempt: Attempt, state: LeaseState, body: Body) -> Any:
         send(signals.lock_acquired, state.task, lease=attempt.lease)
         result = body() if state.interrupt is None else _run_interruptible(state, body)
         success = True
-        note_end(state.spec, None)
+        record_end(state.spec, None)
         return result
     except BaseException as error:
         state.spec.is_continued = attempt.is_replaced and isinstance(error, Ignore)
         # The last of these has the broker deliver the message again.
         is_end = isinstance(error, Exception) and not (isinstance(error, Reject) and error.requeue)
         state.spec.is_unfinished = not is_end
-        note_end(state.spec, error, stopped=state.stopped and isinstance(error, LockLost))
+        record_end(state.spec, error, stopped=state.stopped and isinstance(error, LockLost))
         if isinstance(error, Retry):
             kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.spec, error)
         raise

@@ -13,14 +13,14 @@ from celery.signals import task_postrun
 from celery_singleton_lock import signals
 from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.delivery.attempt import Attempt, attempt_of
-from celery_singleton_lock.delivery.noting import note_failure
+from celery_singleton_lock.delivery.recording import record_failure
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.pending import PendingRelease
-from celery_singleton_lock.store.requests import Kept
+from celery_singleton_lock.store.requests import AfterRelease
 
 
 def connect() -> None:
@@ -28,7 +28,7 @@ def connect() -> None:
     task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
 
 
-def release(attempt: Attempt, state: LeaseState, success: bool, kept: Kept | None = None) -> None:
+def release(attempt: Attempt, state: LeaseState, success: bool, kept: AfterRelease | None = None) -> None:
     """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
     spec, renewer = state.spec, attempt.context.renewer
     if spec.pid != os.getpid():  # a process that the body forked owns nothing
@@ -40,7 +40,7 @@ def release(attempt: Attempt, state: LeaseState, success: bool, kept: Kept | Non
     pending = PendingRelease(spec, success, kept=kept, cooldown_until=cooldown, publish=publish)
     # The start of a lease that an operator released has ended, too, and the end of its body is recorded.
     state.unreleased = state.unreleased or spec.max_starts is not None or state.loss == "released_by_operator"
-    spec.noted = spec.noted._replace(fence=state.fence, loss=state.loss)
+    spec.record = spec.record._replace(fence=state.fence, loss=state.loss)
     if state.unreleased:
         _send_release(attempt, state, pending)
     if state.reacquired or (state.unreleased and not pending.confirmed):
@@ -57,7 +57,7 @@ def _send_release(attempt: Attempt, state: LeaseState, pending: PendingRelease) 
         pending.send(attempt.store)
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not release its lock: %s", error)
-        note_failure(state.task, spec, "release", error)
+        record_failure(state.task, spec, "release", error)
         return
     if logger.isEnabledFor(DEBUG):
         attempt.log().debug("released %s", spec.lock)

@@ -18,7 +18,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token, starts_key
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 
 #: The time at the beginning, in seconds since 1970.
 BEGINNING = 1000.0
@@ -232,8 +232,8 @@ class Player:
 
     def _keep(self, step: Step) -> Any:
         if step.flag and not self._setup.limit:
-            return self._store.release(self._lease(step), True, kept=Kept("cooldown", AT_LEAST))
-        kept = Kept("queued", RESERVATION, queued_token(step.task_id))
+            return self._store.release(self._lease(step), True, kept=AfterRelease("cooldown", AT_LEAST))
+        kept = AfterRelease("queued", RESERVATION, queued_token(step.task_id))
         return self._store.release(self._lease(step), False, kept=kept)
 
     def _free(self, step: Step) -> Any:

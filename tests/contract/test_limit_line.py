@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 from tests.contract.test_stores import left
 
@@ -347,7 +347,7 @@ def test_own_retry_keeps_its_slot(backing: Backing, deliveries: Deliveries) -> N
     """A lease that becomes a reservation stays in its slot, longer than the leases of others, and names nobody."""
     holders = deliveries.fill()
     deliveries.join("a")
-    kept = Kept("queued", 1000.0, queued_token("holder 2"))
+    kept = AfterRelease("queued", 1000.0, queued_token("holder 2"))
     assert deliveries.store.release(holders[2], False, None, kept) == Released()
     for holder in holders[:2]:
         deliveries.store.release(holder, success=True)

@@ -10,7 +10,7 @@ import pytest
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseSpec]
@@ -411,7 +411,7 @@ def test_own_retry_comes_before_the_line(deliveries: Deliveries) -> None:
     """A lease that ends as its task's own reservation names nobody; the head of the line is named after the retry."""
     holder = deliveries.held()
     deliveries.join("a")
-    kept = Kept("queued", 100.0, queued_token("holder"))
+    kept = AfterRelease("queued", 100.0, queued_token("holder"))
     assert deliveries.store.release(holder, False, None, kept) == Released()
     assert REFUSED is deliveries.acquire("a", "ticket a", 1.5)[1].status
     again = deliveries.request("holder", None)
@@ -444,7 +444,7 @@ def test_late_copy_after_an_own_retry(deliveries: Deliveries) -> None:
     """A late copy of a started message is dropped, also while the lock is reserved for the message's own retry."""
     started, result = deliveries.acquire("a", "ticket a", 0.5)
     assert result.status is GRANTED
-    deliveries.store.release(started, False, None, Kept("queued", 100.0, queued_token("a")))
+    deliveries.store.release(started, False, None, AfterRelease("queued", 100.0, queued_token("a")))
     assert DROPPED is deliveries.copy("a", 1.5).status
     assert DROPPED is deliveries.acquire("a", "ticket a", 1.5)[1].status
 

@@ -12,7 +12,7 @@ from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import LockStore
 from celery_singleton_lock.store.redis.calls import ScriptCall
 from celery_singleton_lock.store.redis.connection import Command
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 from tests.contract.clocked import ClockedRedisStore
 from tests.contract.conftest import MemoryBacking
 from tests.servers import RedisServer
@@ -97,7 +97,7 @@ def test_a_lease_that_is_acquired_again(timed: Timed) -> None:
     store.acquire(own)
     timed.wait(1)
     store.renew([own])
-    store.release(own, False, kept=Kept("queued", 3600.0, queued_token("id")))
+    store.release(own, False, kept=AfterRelease("queued", 3600.0, queued_token("id")))
     timed.wait(100)
     assert (None, False) == timed.told(own.lock)
     again = LeaseSpec(BASE, "d", "token-e", TTL, "id", "w1@host", 4711)

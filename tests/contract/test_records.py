@@ -13,13 +13,13 @@ import pytest
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import queued_token, record_keys
 from celery_singleton_lock.store.protocol import AcquireStatus, RenewResult
-from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, Noted, RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.records import BOUNDS, WHOLE_TASK, Lock, RecordStore, RunRecord
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import RedisBacking
 from tests.servers import RedisServer
 
 MakeRequest = Callable[..., LeaseSpec]
-DUPLICATE = Noted(policy="skip")
+DUPLICATE = RunRecord(policy="skip")
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def hold(backing: RedisBacking, lease_request: MakeRequest) -> MakeRequest:
 
 
 def end(backing: RedisBacking, spec: LeaseSpec, outcome: str = "success", error: str = "", **more: Any) -> None:
-    spec.noted = Noted(outcome=outcome, error=error)
+    spec.record = RunRecord(outcome=outcome, error=error)
     backing.store.release(spec, outcome == "success", **more)
 
 
@@ -106,7 +106,7 @@ def test_body_that_outlives_its_lease(
         records.sweep(base)
         assert ["expired"] == [run.outcome for run in records.history(base)]
     for _ in range(2):  # its reply may be lost
-        first.noted = Noted(outcome=outcome, error="why", fence=fence, loss="expired")
+        first.record = RunRecord(outcome=outcome, error="why", fence=fence, loss="expired")
         backing.store.release(first, outcome == "success")
     records.sweep(base)
     (run,) = records.history(base)
@@ -132,7 +132,7 @@ def test_body_whose_lock_was_revoked(backing: RedisBacking, records: RecordStore
     assert [("released_by_operator", "released_by_operator")] == [
         (run.outcome, run.lease) for run in records.history(base)
     ]
-    first.noted = Noted(outcome="success", fence=fence, loss="released_by_operator")
+    first.record = RunRecord(outcome="success", fence=fence, loss="released_by_operator")
     backing.store.release(first, True)
     assert [("success", "released_by_operator")] == [(run.outcome, run.lease) for run in records.history(base)]
     found = records.counters(base)
@@ -144,7 +144,7 @@ def test_late_end_of_a_run_that_nothing_tells_of(
 ) -> None:
     """If the store has lost its data, the end of a body is recorded with the time of its fence."""
     first = lease_request(task_id="t1")
-    first.noted = Noted(outcome="success", fence=1_700_000_000_123_456, loss="expired")
+    first.record = RunRecord(outcome="success", fence=1_700_000_000_123_456, loss="expired")
     backing.store.release(first, True)
     (run,) = records.history(base)
     assert (first.lock, "t1", "w1@host", 4711) == (run.key, run.task_id, run.node, run.pid)
@@ -154,7 +154,7 @@ def test_late_end_of_a_run_that_nothing_tells_of(
 def test_capped_lease(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
     """A lease that was lost, and is still this body's at its end, is released; its run says why it was lost."""
     first = hold()
-    first.noted = Noted(outcome="success", fence=holder_fence(backing, first), loss="lock_at_most")
+    first.record = RunRecord(outcome="success", fence=holder_fence(backing, first), loss="lock_at_most")
     backing.store.release(first, True)
     assert [("success", "lock_at_most")] == [(run.outcome, run.lease) for run in records.history(base)]
     assert 1 == records.counters(base)["released:success"]
@@ -208,7 +208,7 @@ def test_no_history(redis_server: RedisServer, lease_request: MakeRequest, base:
 
 def test_durations(backing: RedisBacking, records: RecordStore, hold: MakeRequest, base: str) -> None:
     """Hold and wait times are counted once each, below the lowest bound that they do not exceed."""
-    end(backing, hold(noted=Noted(waited=61.5)))
+    end(backing, hold(record=RunRecord(waited=61.5)))
     found = records.counters(base)
     assert ({"hold:0.1": 1, "wait:300": 1}, 61500) == (
         {name: n for name, n in found.items() if name.startswith(("hold:", "wait:"))},
@@ -222,7 +222,7 @@ def test_duplicates(
 ) -> None:
     """A duplicate is counted once, for its policy and its holder. A redelivery is none. A new holder has met none."""
     first = hold(task_id="t1")
-    for request in (lease_request(noted=DUPLICATE), lease_request(), lease_request(task_id="t1", noted=DUPLICATE)):
+    for request in (lease_request(record=DUPLICATE), lease_request(), lease_request(task_id="t1", record=DUPLICATE)):
         assert AcquireStatus.REFUSED is backing.store.acquire(request).status
     assert 1 == locks()[0].duplicates
     assert {"acquired": 1, "duplicates:skip": 1, "redelivery_checks": 1} == counters()
@@ -239,11 +239,11 @@ def test_duplicates_of_a_former_holder(
     joining = Place("a", 0.0, 9, False, 1.5, 40.0, "text")
     assert (
         AcquireStatus.REFUSED
-        is backing.store.acquire(lease_request(task_id="t2", place=joining, noted=DUPLICATE)).status
+        is backing.store.acquire(lease_request(task_id="t2", place=joining, record=DUPLICATE)).status
     )
     assert 1 == locks()[0].duplicates
     end(backing, first)
-    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="t3", noted=DUPLICATE)).status
+    assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="t3", record=DUPLICATE)).status
     hold(task_id="t2", place=Place("a", 0.5))
     assert [("t2", 1)] == [(lock.holder.task_id, lock.duplicates) for lock in locks()]
 
@@ -261,17 +261,17 @@ def test_reservation(
     hold(token=queued_token("t1"), task_id="t1", queued=True, ttl=3600.0)
     assert ["queued"] == [lock.holder.state for lock in locks()]
     assert "last_start" not in records.counters(base)
-    backing.store.acquire(lease_request(noted=DUPLICATE))
+    backing.store.acquire(lease_request(record=DUPLICATE))
     spec = hold(task_id="t1")
     assert [("running", 1)] == [(lock.holder.state, lock.duplicates) for lock in locks()]
-    end(backing, spec, "retry", kept=Kept("queued", 60.0, queued_token("t1")))
+    end(backing, spec, "retry", kept=AfterRelease("queued", 60.0, queued_token("t1")))
     assert ["queued"] == [lock.holder.state for lock in locks()]
     assert {"acquired": 2, "released:retry": 1, "duplicates:skip": 1} == counters()
 
 
 def test_cooldown(backing: RedisBacking, hold: MakeRequest, counters: Any, locks: Any) -> None:
     """A cooldown is listed until it ends. Its end is no expiry."""
-    end(backing, hold(), kept=Kept("cooldown", 60.0))
+    end(backing, hold(), kept=AfterRelease("cooldown", 60.0))
     assert ["cooldown"] == [lock.holder.state for lock in locks()]
     backing.wait(62)
     assert {"acquired": 1, "released:success": 1} == counters()
@@ -358,7 +358,7 @@ def test_revoked(backing: RedisBacking, records: RecordStore, hold: MakeRequest,
 
 def test_first_call_that_waits_for_quiet(backing: RedisBacking, lease_request: MakeRequest, counters: Any) -> None:
     """The first call under a quiet time has found no lock held, so it is no duplicate; the second one is."""
-    quiet = {"place": Place(quiet=10.0, max_quiet=25.0), "noted": Noted("run_once_more")}
+    quiet = {"place": Place(quiet=10.0, max_quiet=25.0), "record": RunRecord("run_once_more")}
     joins = {"place": Place("ticket", 0.0, 1, False, 1.5, 60.0, "message", quiet=10.0, max_quiet=25.0)}
     assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="one", **quiet)).status
     assert AcquireStatus.REFUSED is backing.store.acquire(lease_request(task_id="one", **joins)).status
@@ -405,7 +405,7 @@ def test_line(
 
 def test_counts_of_the_process(hold: MakeRequest, counters: Any) -> None:
     """An acquire takes to the store what its process has counted."""
-    hold(noted=Noted(counted={"lost:expired": 2, "renewals": 3}))
+    hold(record=RunRecord(counted={"lost:expired": 2, "renewals": 3}))
     assert {"acquired": 1, "lost:expired": 2, "renewals": 3} == counters()
 
 
@@ -425,7 +425,7 @@ def test_operators_hold(
 ) -> None:
     """Nobody starts during a pause, of one lock key or of the task; it ends by itself, or when it is lifted."""
     records.pause(base, name, 60.0)
-    result = backing.store.acquire(lease_request(noted=DUPLICATE))
+    result = backing.store.acquire(lease_request(record=DUPLICATE))
     assert result.holder is not None
     assert (AcquireStatus.REFUSED, "paused", "") == (result.status, result.holder.state, result.holder.task_id)
     assert 50 < result.holder.remaining <= 60

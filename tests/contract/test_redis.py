@@ -26,7 +26,7 @@ from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, Renew
 from celery_singleton_lock.store.redis import RedisStore, connector, scripts
 from celery_singleton_lock.store.redis import connection as connection_module
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import MakeStore
 from tests.servers import RedisServer, until
 
@@ -52,7 +52,9 @@ CALLS: dict[str, Callable[[LockStore, LeaseSpec], Any]] = {
     "release": lambda store, lease_request: store.release(lease_request, success=True),
     "acquire_starts": lambda store, lease_request: store.acquire(replace(lease_request, max_starts=MaxStarts(3))),
     "release_starts": lambda store, lease_request: store.release(replace(lease_request, max_starts=MaxStarts(3)), None),
-    "release_kept": lambda store, lease_request: store.release(lease_request, success=True, kept=Kept("cooldown", 5.0)),
+    "release_kept": lambda store, lease_request: store.release(
+        lease_request, success=True, kept=AfterRelease("cooldown", 5.0)
+    ),
     "acquire_turns": lambda store, lease_request: store.acquire(replace(lease_request, limit=3, place=Place())),
     "release_limit": lambda store, lease_request: store.release(replace(lease_request, limit=3), success=True),
     "release_queued": lambda store, lease_request: store.release(replace(lease_request, limit=3, queued=True), None),

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseSpec]
@@ -70,7 +70,7 @@ def test_lease_after_one_that_was_asked_to_stop(deliveries: Deliveries, starts_f
     """A new lease is not asked to stop because its token's former one was: an acquire may be executed after the release."""
     holder = deliveries.held()
     deliveries.join("a")
-    kept = Kept("queued", 100.0, queued_token("holder")) if starts_from == "its own reservation" else None
+    kept = AfterRelease("queued", 100.0, queued_token("holder")) if starts_from == "its own reservation" else None
     deliveries.store.release(holder, False, None, kept)
     place = Place("ticket holder", 0.5, stop=True)
     again = deliveries.request("holder", place, token=holder.token)
@@ -149,7 +149,7 @@ def test_holder_that_has_just_ended(deliveries: Deliveries) -> None:
 
 def test_cooldown_is_not_replaced(deliveries: Deliveries, backing: Backing) -> None:
     """During a cooldown nobody runs; the message waits for its end."""
-    deliveries.store.release(deliveries.held(), success=True, kept=Kept("cooldown", 30.0))
+    deliveries.store.release(deliveries.held(), success=True, kept=AfterRelease("cooldown", 30.0))
     assert deliveries.join("a").is_waiting
     found = deliveries.store.holder(deliveries.request("a").lock)
     assert found is not None

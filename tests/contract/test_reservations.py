@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseSpec]
@@ -93,7 +93,7 @@ def test_release_that_keeps_a_reservation(backing: Backing, lease_request: MakeR
     """A lease can end as the reservation of its message: others meet a queued holder, and the next delivery starts."""
     first = lease_request(task_id="t1", supervised=supervised)
     backing.store.acquire(first)
-    kept = Kept("queued", 100.0, queued_token("t1"))
+    kept = AfterRelease("queued", 100.0, queued_token("t1"))
     for _ in range(2):  # a release may be sent twice
         backing.store.release(first, False, None, kept)
     assert [RenewResult.NOT_OWNER] == backing.store.renew([first])
@@ -110,7 +110,7 @@ def test_lost_lease_keeps_nothing(backing: Backing, lease_request: MakeRequest) 
     backing.store.acquire(first)
     backing.lose(first.lock)
     backing.store.acquire(second)
-    backing.store.release(first, False, None, Kept("queued", 100.0, queued_token("t1")))
+    backing.store.release(first, False, None, AfterRelease("queued", 100.0, queued_token("t1")))
     assert [RenewResult.RENEWED] == backing.store.renew([second])
 
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.store.keys import BEGUN_TTL
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.memory.store import RELEASES_PER_CLEANUP
 from celery_singleton_lock.store.protocol import AcquireStatus, LockStore, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 from tests.contract.conftest import Backing
 
 MakeRequest = Callable[..., LeaseSpec]
@@ -695,7 +695,7 @@ def test_cooldown_after_a_success(backing: Backing, lease_request: MakeRequest) 
     for digest, ttl, cooldown in (("long", 5.0, 60.0), ("short", 60.0, 5.0)):
         one, store = lease_request(digest, ttl=ttl, supervised=True), backing.store
         store.acquire(one)
-        assert not store.release(one, success=True, kept=Kept("cooldown", cooldown)).redelivery_waits
+        assert not store.release(one, success=True, kept=AfterRelease("cooldown", cooldown)).redelivery_waits
         backing.wait(cooldown - 1)
         result = store.acquire(lease_request(digest))
         assert result.status is AcquireStatus.REFUSED
@@ -712,7 +712,7 @@ def test_cooldown_has_no_owner(store: LockStore, lease_request: MakeRequest) -> 
     """Nobody renews, reacquires, acquires or releases a cooldown, not even with the token of the lease that left it."""
     one = lease_request(supervised=True)
     fence = take(store, one)
-    store.release(one, success=True, kept=Kept("cooldown", 20.0))
+    store.release(one, success=True, kept=AfterRelease("cooldown", 20.0))
     assert [RenewResult.NOT_OWNER, RenewResult.MISSING] == store.renew([one, known(one)])
     assert (RenewResult.NOT_OWNER, False) == store.reacquire(one, fence)
     assert store.acquire(one).status is AcquireStatus.REFUSED
@@ -728,7 +728,7 @@ def test_lease_after_a_hold(backing: Backing, lease_request: MakeRequest) -> Non
     """A lease that follows a cooldown is running, with a higher fence, and its failure frees the lock."""
     first, second, store = lease_request(), lease_request(), backing.store
     fence = take(store, first)
-    store.release(first, success=True, kept=Kept("cooldown", 5.0))
+    store.release(first, success=True, kept=AfterRelease("cooldown", 5.0))
     backing.wait(5.1)
     assert take(store, second) > fence
     holder = store.holder(second.lock)
@@ -742,7 +742,7 @@ def test_cooldown_is_revoked(store: LockStore, lease_request: MakeRequest) -> No
     """`revoke` ends a cooldown, and names it."""
     one = lease_request()
     store.acquire(one)
-    store.release(one, success=True, kept=Kept("cooldown", 20.0))
+    store.release(one, success=True, kept=AfterRelease("cooldown", 20.0))
     holder = store.revoke(one.base, one.lock)
     assert holder is not None
     assert "cooldown" == holder.state
@@ -754,10 +754,10 @@ def test_cooldown_of_a_lost_lease(backing: Backing, lease_request: MakeRequest) 
     first, second, store = lease_request(ttl=5.0), lease_request(), backing.store
     store.acquire(first)
     backing.wait(5.1)
-    store.release(first, success=True, kept=Kept("cooldown", 20.0))
+    store.release(first, success=True, kept=AfterRelease("cooldown", 20.0))
     assert store.holder(first.lock) is None
     store.acquire(second)
-    store.release(first, success=True, kept=Kept("cooldown", 20.0))
+    store.release(first, success=True, kept=AfterRelease("cooldown", 20.0))
     assert [RenewResult.RENEWED] == store.renew([second])
 
 
@@ -766,7 +766,7 @@ def test_waiting_redelivery_and_a_hold(store: LockStore, lease_request: MakeRequ
     first, again = lease_request(task_id="same"), lease_request(task_id="same", redelivered=True)
     store.acquire(first)
     store.acquire(again)
-    assert store.release(first, success=True, kept=Kept("cooldown", 20.0)).redelivery_waits
+    assert store.release(first, success=True, kept=AfterRelease("cooldown", 20.0)).redelivery_waits
     assert store.acquire(again).status is AcquireStatus.REFUSED
     store.record_outcome(first, success=True)
     assert store.acquire(again).status is AcquireStatus.COMPLETED
@@ -891,7 +891,7 @@ def test_starts_and_a_hold(backing: Backing, lease_request: MakeRequest) -> None
     """A release may clear the starts and leave a cooldown."""
     one = lease_request(max_starts=UNSUCCESSFUL)
     assert granted(backing.store, one)
-    backing.store.release(one, success=True, kept=Kept("cooldown", 20.0))
+    backing.store.release(one, success=True, kept=AfterRelease("cooldown", 20.0))
     assert [one.lock] == left(backing)
     assert 15 < backing.lives(one.lock) <= 20
 

@@ -21,7 +21,7 @@ import redis
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN
-from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.store.records import RunRecord
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
@@ -34,7 +34,7 @@ from celery_singleton_lock.store.redis.calls import (
     sweep_call,
 )
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.faults.ledger import Ledger, name_of, now
 
 _ERRORS = (redis.RedisError, OSError)
@@ -383,7 +383,7 @@ def scripts() -> dict[str, Script]:
             "reacquire": [reacquire_call(request, 1, history)],
             "release": [
                 release_call(replace(request, is_continued=continued), True, kept, history)
-                for kept, continued in product((None, Kept("cooldown", 1.0)), (False, True))
+                for kept, continued in product((None, AfterRelease("cooldown", 1.0)), (False, True))
             ],
             "renew": [renewal_call([request])],
             "leave": [leave_call(request, "")],
@@ -415,7 +415,7 @@ def _requests() -> list[LeaseSpec]:
     """Return a request of each kind that has a script of its own."""
     counts: tuple[MaxStarts | None, ...] = (None, MaxStarts(1), MaxStarts(1, count="unsuccessful"))
     owners = ((False, ""), (True, ""), (True, LINE_TOKEN))
-    noted = (Noted(), Noted(counted={"renewed": 1}))
+    noted = (RunRecord(), RunRecord(counted={"renewed": 1}))
     return [
         LeaseSpec(
             "",
@@ -428,7 +428,7 @@ def _requests() -> list[LeaseSpec]:
             place=place,
             stoppable=stop,
             comes_again=late,
-            noted=one,
+            record=one,
         )
         for limit, (queued, token), starts, place, stop, late, one in product(
             (0, 2), owners, counts, PLACES, (False, True), (False, True), noted

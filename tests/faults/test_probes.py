@@ -17,7 +17,7 @@ from celery_singleton_lock.store.keys import LINE_TOKEN, line_keys, queued_token
 from celery_singleton_lock.store.protocol import RenewResult
 from celery_singleton_lock.store.redis import RedisStore, connector
 from celery_singleton_lock.store.redis.scripts import script
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment
@@ -198,7 +198,7 @@ def test_reservations(scene: Scene) -> None:
     scene.store.acquire(reserved)
     scene.store.acquire(scene.b)
     scene.store.acquire(scene.a)
-    scene.store.release(scene.a, False, kept=Kept("queued", 30.0, queued_token("task-a")))
+    scene.store.release(scene.a, False, kept=AfterRelease("queued", 30.0, queued_token("task-a")))
     again = LeaseSpec(BASE, "1", "b" * 32, 30.0, "task-a")
     scene.store.acquire(again)
     scene.store.release(again, True)

@@ -17,7 +17,7 @@ from celery_singleton_lock import DuplicateTask, SingletonTask, locks
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 from tests.operate.test_exporter import exporter, scrape
 from tests.servers import RedisServer
 
@@ -110,7 +110,7 @@ def test_duplicate_is_told(app: Celery) -> None:
 def test_counted_apart(app: Celery, server: RedisServer) -> None:
     """The exporter counts operators' pauses, and tells when the oldest was set; a cooldown of `lock_at_least` is none."""
     spec = acquire(app, "b")
-    context_of(app).store.release(spec, True, kept=Kept("cooldown", 60.0))
+    context_of(app).store.release(spec, True, kept=AfterRelease("cooldown", 60.0))
     with exporter(server.url()) as (_, url):
         one = scrape(url)
         assert (1, 0, 0) == numbers(one)

@@ -24,7 +24,7 @@ from celery_singleton_lock import SingletonTask, locks
 from celery_singleton_lock.cli import output, singleton
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.store.records import Noted
+from celery_singleton_lock.store.records import RunRecord
 from celery_singleton_lock.store.redis.records import RedisRecords
 from celery_singleton_lock.store.requests import LeaseSpec
 from tests.operate.test_exporter import APP, environment
@@ -162,7 +162,7 @@ def test_history_that_has_gone_on(app: Celery) -> None:
     assert (0, "no runs\n") == (none.exit_code, none.output)
     for number in range(5):
         one = acquire(app, "bcdef"[number])
-        one.noted = Noted(outcome="success")
+        one.record = RunRecord(outcome="success")
         context_of(app).store.release(one, True)
     done = command(app, "history", spec.lock)
     assert done.output.startswith(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.store.memory import MemoryStore
 from celery_singleton_lock.store.protocol import AcquireResult, Released, RenewResult
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 
 
 class Renewal(NamedTuple):
@@ -63,7 +63,7 @@ class FakeStore(MemoryStore):
         return answer
 
     def release(
-        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: AfterRelease | None = None
     ) -> Released:
         self.released.append(spec.token)
         self._take(min(self.release_takes, math.inf if timeout is None else timeout))

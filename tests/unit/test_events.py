@@ -73,7 +73,7 @@ def three(clock: Clock, events: EventLogger) -> tuple[Renewer[LeaseState], list[
         leases.append(lease)
     store.revoke("b:{x}", leases[0].spec.lock)
     store.acquire(LeaseSpec("b:{x}", "d0", "other", 60.0))
-    store.lose(leases[1].request.lock)
+    store.lose(leases[1].spec.lock)
     clock.advance(4.0)
     return renewer, leases
 

@@ -13,7 +13,7 @@ import pytest
 from celery_singleton_lock import ConfigurationError, DuplicateTask, SingletonTask, StoreUnavailable, signals
 from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.store.memory import MemoryStore
-from celery_singleton_lock.store.requests import Kept
+from celery_singleton_lock.store.requests import AfterRelease
 from celery_singleton_lock.testing import assert_free, assert_held
 from tests.unit import test_execution
 from tests.unit.conftest import MakeApp
@@ -121,7 +121,7 @@ def test_cooldown_of_an_unanswered_release(singleton: Singleton, store: FakeStor
         request = self.lease._state.spec
 
         def release() -> None:
-            MemoryStore.release(store, request, True, kept=Kept("cooldown", 100.0))
+            MemoryStore.release(store, request, True, kept=AfterRelease("cooldown", 100.0))
             raise StoreUnavailable("no answer")
 
         store.on_release = [release]

@@ -20,7 +20,7 @@ from celery_singleton_lock.store.memory.records import Record
 from celery_singleton_lock.store.memory.turns import Turns
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
 from celery_singleton_lock.store.records import RecordStore
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 
 #: Expired records are removed once in so many releases.
 RELEASES_PER_CLEANUP = 1000
@@ -116,7 +116,7 @@ class MemoryStore(Turns):
             return RenewResult.RENEWED, record is None
 
     def release(
-        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: AfterRelease | None = None
     ) -> Released:
         with self._mutex:
             self._end_starts(spec, success)

@@ -22,7 +22,7 @@ from celery_singleton_lock.store.keys import (
 from celery_singleton_lock.store.records import SEPARATOR
 from celery_singleton_lock.store.redis.connection import Command
 from celery_singleton_lock.store.redis.scripts import Script, Words, script
-from celery_singleton_lock.store.requests import Kept, LeaseSpec, Place
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 
 #: Of a feature that has no words.
 _NONE = Words()
@@ -132,11 +132,11 @@ def _line_features(spec: LeaseSpec, place: Place) -> dict[str, Words]:
 def _acquire_records(spec: LeaseSpec, history: int | None) -> dict[str, Words]:
     if history is None:
         return {}
-    noted = spec.noted
-    arguments = (noted.policy, ms(noted.waited) if noted.waited else "", str(history))
+    record = spec.record
+    arguments = (record.policy, ms(record.waited) if record.waited else "", str(history))
     features = {"records": Words(record_keys(spec.base), arguments)}
-    if noted.counted:
-        features["counts"] = Words((), (_counts(noted.counted),))
+    if record.counted:
+        features["counts"] = Words((), (_counts(record.counted),))
     return features
 
 
@@ -154,7 +154,7 @@ def oldest_of(slots: str) -> Features:
     return {"limit": Words((slots,))} if slots else {}
 
 
-def release_call(spec: LeaseSpec, success: bool | None, kept: Kept | None, history: int | None) -> ScriptCall:
+def release_call(spec: LeaseSpec, success: bool | None, kept: AfterRelease | None, history: int | None) -> ScriptCall:
     """Return the call that releases a lock."""
     features: dict[str, Words] = {}
     if spec.limit:
@@ -170,10 +170,10 @@ def release_call(spec: LeaseSpec, success: bool | None, kept: Kept | None, histo
     if spec.is_continued:
         features["continued"] = Words((spec.continued,), (ms(CONTINUED_TTL),))
     if history is not None:
-        noted = spec.noted
+        record = spec.record
         slot = spec.lock.removeprefix(f"{spec.base}:lock:")
         where = SEPARATOR.join((str(spec.pid), spec.node, slot, str(spec.task_id)))
-        arguments = (noted.outcome, noted.error, str(history), noted.loss, str(noted.fence or ""), where)
+        arguments = (record.outcome, record.error, str(history), record.loss, str(record.fence or ""), where)
         features["records"] = Words(record_keys(spec.base), arguments)
     keys = (_lock(spec), spec.attempt, spec.completed)
     return script_call("release", keys, (spec.token, ms(spec.ttl), "1" if success else ""), features)

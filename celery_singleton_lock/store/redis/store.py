@@ -30,7 +30,7 @@ from celery_singleton_lock.store.redis.calls import (
 from celery_singleton_lock.store.redis.connection import Batch, Command
 from celery_singleton_lock.store.redis.pool import ConnectionPool, Generation
 from celery_singleton_lock.store.redis.records import RedisRecords, told_of_pause
-from celery_singleton_lock.store.requests import Kept, LeaseSpec
+from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec
 
 #: Seconds by which `WAIT` may end late.
 WAIT_MARGIN = 0.15
@@ -96,7 +96,7 @@ class RedisStore:
         return RenewResult(answer), bool(done)
 
     def release(
-        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: Kept | None = None
+        self, spec: LeaseSpec, success: bool | None, timeout: float | None = None, kept: AfterRelease | None = None
     ) -> Released:
         waits, message = self.run(release_call(spec, success, kept, self._history), timeout)
         return Released(bool(waits), message)

@@ -1,4 +1,4 @@
-"""What the records say of a delivery, besides what its request says itself: see `store.records.Noted`."""
+"""What the records say of a delivery, besides what its request says itself: see `store.records.RunRecord`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
-from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, Noted
+from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, RunRecord
 from celery_singleton_lock.store.requests import LeaseSpec
 
 
-def note_acquire(attempt: Attempt) -> None:
+def record_acquire(attempt: Attempt) -> None:
     """Have the next call count the message as a duplicate, if it is one and comes for the first time."""
     policy = name_of(attempt.options.on_duplicate) if attempt.retry_state.is_first else ""
     counted = attempt.context.tally.take(attempt.spec.base)
-    attempt.spec.noted = Noted(policy, attempt.retry_state.waited, counted=counted)
+    attempt.spec.record = RunRecord(policy, attempt.retry_state.waited, counted=counted)
 
 
-def note_failure(task: Any, spec: LeaseSpec, verb: str, error: StoreError) -> None:
+def record_failure(task: Any, spec: LeaseSpec, verb: str, error: StoreError) -> None:
     """Count a call that failed, and send the signal for it; keep for the next call what this one was to take to the store."""
     context = context_of(task.app)
     context.outages.count(verb, error)
     tally = context.tally
-    tally.put_back(spec.base, spec.noted.counted)
+    tally.put_back(spec.base, spec.record.counted)
     tally.count(spec.base, f"store_errors:{verb}")
     send(signals.store_error, task, key=spec.lock, task_id=spec.task_id, error=error)
 
 
-def note_end(spec: LeaseSpec, error: BaseException | None, stopped: bool = False) -> None:
+def record_end(spec: LeaseSpec, error: BaseException | None, stopped: bool = False) -> None:
     """Have the release say how the body ended; `stopped`: because a newer message replaces it."""
     outcome, text = ("other", "") if stopped else _outcome(error)
-    spec.noted = Noted(outcome=outcome, error=text)
+    spec.record = RunRecord(outcome=outcome, error=text)
 
 
 def _outcome(error: BaseException | None) -> tuple[str, str]:
