@@ -24,6 +24,8 @@ from celery_singleton_lock.tally import Tally
 
 #: Seconds until the name of a task is sent again, as the store may have lost its data.
 REGISTER_INTERVAL = 60.0
+#: Seconds until what a process has counted is written to the store.
+REPORT_INTERVAL = 10.0
 
 
 class ProcessContext:
@@ -40,18 +42,20 @@ class ProcessContext:
         self.settings = settings
         limit = None if single else max(1, settings.pool_limit - 1)
         self.callbacks = CallbackRunner()
-        self.tally = Tally()
+        self.tally = Tally(self._report_soon)
         self.outages = Outages(settings.shown_url, self._write, self.callbacks.call)
-        self.events = EventLogger(self.callbacks, self.tally, self.report_counts, self.outages)
+        self.events = EventLogger(self.callbacks, self.tally, self.outages)
         self.access = Access(self.events.refused)
         self.store = store or open_store(settings, limit, self.access)
         self._watch = BackgroundLoop(self.outages.look, self.events.loop_failed)
         self.outages.wake = self._watch.wake
-        self.loops = [self._watch]  # they end with the context
+        self._reporter = BackgroundLoop(self.report_counts, self.events.loop_failed)
+        self.loops = [self._watch, self._reporter]  # they end with the context
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
         self.body_renewal = BodyRenewal(self._renewal_store, self.store, self.events)
         self.renewer: Renewer[LeaseState] = Renewer(self._renewal_store, self.body_renewal, self.events.loop_failed)
+        self._keeps_records = settings.stats and settings.url != "memory://"
         self._registered: dict[str, float] = {}  # name of a task -> when its name was last taken to the store
         self.supervisor: Any = None
         self.children_forward: Any = None  # in a prefork main process, `Outages.forward` of its children
@@ -64,14 +68,21 @@ class ProcessContext:
         finally:
             store.close()
 
-    def report_counts(self, base: str) -> None:
-        """Take what this process has counted of a task to the store now; if that fails, the next acquire does."""
-        if not self.settings.stats or not (counted := self.tally.take(base)):
-            return
-        try:
-            self.store.records().count(base, counted)
-        except (StoreError, ConfigurationError):  # unreachable, or a store that keeps no records
-            self.tally.put_back(base, counted)
+    def _report_soon(self) -> None:
+        self._reporter.wake(now() + REPORT_INTERVAL)
+
+    def report_counts(self) -> float:
+        """Write what this process has counted to the store. What that does not take is counted for the next time."""
+        taken = dict(self.tally.take())
+        while taken and self._keeps_records:
+            base, counted = taken.popitem()
+            try:
+                self._renewal_store.records().count(base, counted)
+            except StoreError:
+                for one, numbers in [(base, counted), *taken.items()]:
+                    self.tally.add(one, numbers)
+                break
+        return math.inf
 
     def register(self, name: str, owner: str) -> None:
         """Add a task that is published with its lock to those that the store knows, at most once a minute; `owner`: of its locks.

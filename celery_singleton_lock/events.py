@@ -46,12 +46,10 @@ class EventLogger:
         self,
         callbacks: CallbackRunner,
         tally: Tally | None = None,
-        report_counts: Callable[[str], None] = lambda base: None,
         outages: Outages | None = None,
     ) -> None:
         self._callbacks = callbacks
         self._tally = tally or Tally()
-        self._report_counts = report_counts  # of the task whose keys start with this
         self.outages = outages or Outages("memory://", lambda: None, callbacks.call)
         self._limit = Limit()
 
@@ -73,7 +71,6 @@ class EventLogger:
         self.outages.lost(state)
         self._report(self._log, state, "lost its lock and is still running (%s)", reason)
         self._report(_send_for, signals.lock_lost, state)
-        self._report(self._report_counts, state.spec.base)
         if state.sends_events:
             self._report(_send_event, state, reason)
 
@@ -87,7 +84,6 @@ class EventLogger:
 
     def reacquired(self, state: LeaseState) -> None:
         self._report(self._log, state, "reacquired its lock, which was missing from the store")
-        self._report(self._report_counts, state.spec.base)  # it may have been lost while the store was unreachable
 
     def unreachable(self, state: LeaseState, error: StoreError) -> None:
         text = f"{_WHERE} could not renew its lock: %s"

@@ -71,7 +71,7 @@ class Outages:
         """Note that a call got no answer: an outage begins, or goes on. `report` is for a thread that may log."""
         if self._begin(error, is_told=True):
             text = "The store of locks is unreachable at %s: %s. Until it answers, lines about single tasks have level DEBUG"
-            (report or self._report)(partial(logger.warning, text, self._where, error))
+            (report or self._report)(partial(logger.warning, text, self._where, str(error).rstrip(".")))
 
     def heard(self, name: str, error: StoreError | None) -> None:
         """Note what a child has counted; its log tells of the outage."""

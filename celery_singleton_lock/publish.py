@@ -91,7 +91,7 @@ def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
     # Under other policies the call may be sent, and is counted when it starts.
     policy = config.options.on_duplicate
     counts = getattr(policy, "ends_duplicates", False)
-    spec.record = RunRecord(name_of(policy) if counts else "", counted=context.tally.take(spec.base))
+    spec.record = RunRecord(name_of(policy) if counts else "")
     try:
         result = context.store.acquire(spec)
         if result.holder is not None and has_ended(task, result.holder):

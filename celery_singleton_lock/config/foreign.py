@@ -50,7 +50,7 @@ def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
     """Refuse keywords of a call that Celery would ignore: our options, and those of other plugins."""
     for name, value in given.items():
         if name in _FOREIGN_OPTIONS:
-            advice = f"use {_FOREIGN_OPTIONS[name]} instead, as options of the task"
+            advice = f"use {_FOREIGN_OPTIONS[name]} instead, as options of the task; for one call: lock_options={{…}}"
         elif name in TASK_OPTIONS or (name.startswith("lock_") and name != "lock_options"):
             advice = "options of one call are given as lock_options={…}"
         else:

@@ -20,17 +20,14 @@ from celery_singleton_lock.store.requests import LeaseSpec
 def record_acquire(attempt: Attempt) -> None:
     """Have the next call count the message as a duplicate, if it is one and comes for the first time."""
     policy = name_of(attempt.options.on_duplicate) if attempt.retry_state.is_first else ""
-    counted = attempt.context.tally.take(attempt.spec.base)
-    attempt.spec.record = RunRecord(policy, attempt.retry_state.waited, counted=counted)
+    attempt.spec.record = RunRecord(policy, attempt.retry_state.waited)
 
 
 def record_failure(task: Any, spec: LeaseSpec, verb: str, error: StoreError) -> None:
-    """Count a call that failed, and send the signal for it; keep for the next call what this one was to take to the store."""
+    """Count a call that failed, and send the signal for it."""
     context = context_of(task.app)
     context.outages.count(verb, error)
-    tally = context.tally
-    tally.put_back(spec.base, spec.record.counted)
-    tally.count(spec.base, f"store_errors:{verb}")
+    context.tally.count(spec.base, f"store_errors:{verb}")
     send(signals.store_error, task, key=spec.lock, task_id=spec.task_id, error=error)
 
 

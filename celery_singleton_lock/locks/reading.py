@@ -94,8 +94,7 @@ def stats(app: Any, task: str = "") -> Sequence[Statistics]:
     * `duplicates:` with the policy's name, `callable` or `custom`: messages that found the lock held, each counted once.
       `redelivery_checks`: deliveries of a message that another delivery runs. `starts_refused`: by `max_starts`.
     * `lost:` with `expired`, `not_owner`, `released_by_operator` or `lock_at_most`; `renewals`, `renewal_failures`,
-      `store_errors:` with the verb: counted by the processes of bodies, which report all of it when they lose a lock of the task,
-      or next acquire one.
+      `store_errors:` with the verb: counted by the processes of bodies, which report them within some ten seconds.
     * `hold:` and `wait:` with an upper bound in seconds: how many leases were held, and how many messages waited, at most so
       long, and longer than the bound before; `hold_ms` and `wait_ms`: the sums, in milliseconds.
     * `last_start`, `last_success`: when, in milliseconds since 1970.

@@ -40,7 +40,6 @@ class RunRecord(NamedTuple):
         error: the beginning of the body's error.
         fence: of the lease of a body that has ended; 0 for what had no body.
         loss: why the lease was lost: one of `LOSSES`, or empty.
-        counted: what this process has counted for the task name since its last request.
     """
 
     policy: str = ""
@@ -49,7 +48,6 @@ class RunRecord(NamedTuple):
     error: str = ""
     fence: int = 0
     loss: str = ""
-    counted: Mapping[str, int] = {}
 
 
 #: Of a request that says it all.

@@ -8,6 +8,7 @@ from typing import Any
 
 import celery
 from celery import bootsteps
+from celery.signals import worker_process_shutdown, worker_shutdown
 from click import ClickException
 
 from celery_singleton_lock.clock import now
@@ -60,6 +61,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._handover = HandOver(parent.app) if prefork and getattr(parent, "use_eventloop", False) else None
         self._failures = FailureChannel(context_of(parent.app)) if prefork else None
         self._waiting: WaitingMessages | None = None
+        worker_process_shutdown.connect(_report_counts)
+        worker_shutdown.connect(_report_counts)
         # Here, and not at the start: the processes of a pool, which are made before that, shall know that the store has worked.
         check_store(context_of(parent.app), self._names())
 
@@ -121,6 +124,11 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
         for name, options in sorted(self._options.items()):
             names.setdefault(options.lock_ttl, []).append(name)
         return "; ".join(f"lock_ttl {ttl:g} s for {', '.join(names[ttl])}" for ttl in sorted(names)) or "no task"
+
+
+def _report_counts(sender: Any = None, **_: Any) -> None:
+    """Called at the end of a worker's processes: by its main process with the worker, by one of a pool with nothing."""
+    context_of(sender.app if sender else celery.current_app).report_counts()
 
 
 def _send_event(worker: Any, callbacks: CallbackRunner, event: str, fields: Mapping[str, Any]) -> None:

@@ -403,14 +403,8 @@ def test_line(
     assert 1 == records.counters(first.base)["wait:0.1"]
 
 
-def test_counts_of_the_process(hold: MakeRequest, counters: Any) -> None:
-    """An acquire takes to the store what its process has counted."""
-    hold(record=RunRecord(counted={"lost:expired": 2, "renewals": 3}))
-    assert {"acquired": 1, "lost:expired": 2, "renewals": 3} == counters()
-
-
-def test_counts_that_are_reported_at_once(records: RecordStore, base: str, counters: Any) -> None:
-    """A process may also report without an acquire."""
+def test_counts_of_a_process(records: RecordStore, base: str, counters: Any) -> None:
+    """What a process has counted is added to the counters."""
     records.count(base, {"lost:expired": 2, "renewals": 3})
     records.count(base, {"lost:expired": 1})
     assert {"lost:expired": 3, "renewals": 3} == counters()

@@ -21,7 +21,6 @@ import redis
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN
-from celery_singleton_lock.store.records import RunRecord
 from celery_singleton_lock.store.redis.calls import (
     ScriptCall,
     acquire_call,
@@ -415,7 +414,6 @@ def _requests() -> list[LeaseSpec]:
     """Return a request of each kind that has a script of its own."""
     counts: tuple[MaxStarts | None, ...] = (None, MaxStarts(1), MaxStarts(1, count="unsuccessful"))
     owners = ((False, ""), (True, ""), (True, LINE_TOKEN))
-    noted = (RunRecord(), RunRecord(counted={"renewed": 1}))
     return [
         LeaseSpec(
             "",
@@ -428,10 +426,9 @@ def _requests() -> list[LeaseSpec]:
             place=place,
             stoppable=stop,
             comes_again=late,
-            record=one,
         )
-        for limit, (queued, token), starts, place, stop, late, one in product(
-            (0, 2), owners, counts, PLACES, (False, True), (False, True), noted
+        for limit, (queued, token), starts, place, stop, late in product(
+            (0, 2), owners, counts, PLACES, (False, True), (False, True)
         )
     ]
 

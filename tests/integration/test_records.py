@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +14,7 @@ from redis import Redis
 from celery_singleton_lock import DuplicateTask, SingletonTask, locks
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, Statistics
 from tests.integration.environment import WorkerEnvironment
-from tests.integration.nodes import WorkerSpec
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec, wait_for_end
 from tests.servers import RedisServer, until
 
 pytestmark = pytest.mark.long
@@ -147,7 +147,7 @@ def test_lost(env: WorkerEnvironment, queue: str) -> None:
 
 
 def test_lost_while_the_store_was_away(env: WorkerEnvironment, queue: str, own_store: RedisServer) -> None:
-    """A lease that was lost in an outage, and failed renewals, are reported when the lock is reacquired."""
+    """A lease that was lost in an outage, and failed renewals, are reported once the store answers."""
     env.hold("skip_short", queue=queue)
     before = counted(env, "skip_short")
     own_store.pause()
@@ -157,6 +157,29 @@ def test_lost_while_the_store_was_away(env: WorkerEnvironment, queue: str, own_s
         until(lambda name=name: counted(env, "skip_short").get(name, 0) > before.get(name, 0), name)  # type: ignore[misc]
     env.let_go()
     env.finish_node(queue)
+
+
+def test_renewals(env: WorkerEnvironment, queue: str) -> None:
+    """Renewals are reported while the body runs."""
+    before = counted(env, "skip_shortest").get("renewals", 0)
+    env.hold("skip_shortest", queue=queue)
+    until(lambda: counted(env, "skip_shortest").get("renewals", 0) > before, "renewals are reported")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_renewals_before_the_end(
+    env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool: str
+) -> None:
+    """A worker that stops reports at its end, though it has renewed a lease only a moment before."""
+    before = counted(env, "skip_shortest").get("renewals", 0)
+    node = fresh_worker(WorkerSpec(pool, concurrency=1))
+    result = env.hold("skip_shortest", queue=node.worker_queue)
+    until(lambda: env.lock_signals(env.key("skip_shortest"), "lock_renewed"), "it is renewed")
+    env.let_go()
+    assert "held" == env.get(result)
+    node.kill("SIGTERM")  # a warm shutdown
+    assert 0 == wait_for_end(node.container, 60)
+    assert counted(env, "skip_shortest").get("renewals", 0) > before
 
 
 @pytest.mark.parametrize("newcomer", [False, True])

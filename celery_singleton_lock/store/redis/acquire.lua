@@ -11,8 +11,7 @@
 -- ARGV  1 token   2 TTL (ms)   3 task id   4 node   5 pid   6 '1' if supervised   7 '1' if redelivered, else `completed` does not
 --       count, as users may use a task id twice
 -- Returns {'granted', fence} | {'held' (of an operator's pause, by whom and why as the node), task id, node, pid, age (ms), remaining (ms), fence, state} | {'completed'} | {'revoked'} | {'too_many_starts'}
--- Of the features, `counts` goes with `records`, `crashed` with `starts`, and `stop`, `debounce`, `dispatch` and `body` with `line`.
---@feature counts  ARGV counted
+-- Of the features, `crashed` goes with `starts`, and `stop`, `debounce`, `dispatch` and `body` with `line`.
 --@feature limit  KEYS slots | ARGV slot_limit
 --@feature records  KEYS registry, stats, history | ARGV policy, waited, history_length
 --@feature grace  KEYS primary | ARGV grace
@@ -25,9 +24,6 @@
 --@feature queued
 --@feature body
 --@feature begun  KEYS begun | ARGV begun_ttl
---@if counts
-for name, number in string.gmatch(counted, '([^ ]+)=(%d+)') do redis.call('HINCRBY', stats, name, number) end
---@end
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end

@@ -134,19 +134,13 @@ def _acquire_records(spec: LeaseSpec, history: int | None) -> dict[str, Words]:
         return {}
     record = spec.record
     arguments = (record.policy, ms(record.waited) if record.waited else "", str(history))
-    features = {"records": Words(record_keys(spec.base), arguments)}
-    if record.counted:
-        features["counts"] = Words((), (_counts(record.counted),))
-    return features
+    return {"records": Words(record_keys(spec.base), arguments)}
 
 
 def count_call(base: str, counted: Mapping[str, int]) -> ScriptCall:
     """Return the call that adds what a process has counted."""
-    return script_call("count", record_keys(base)[1:2], (_counts(counted),))
-
-
-def _counts(counted: Mapping[str, int]) -> str:
-    return " ".join(f"{name}={number}" for name, number in counted.items())
+    numbers = " ".join(f"{name}={number}" for name, number in counted.items())
+    return script_call("count", record_keys(base)[1:2], (numbers,))
 
 
 def oldest_of(slots: str) -> Features:
