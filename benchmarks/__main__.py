@@ -55,15 +55,15 @@ DISTRIBUTIONS = ("celery", "redis", "hiredis", "gevent", "celery-once", "celery-
 def main() -> None:
     """Run what is asked for, print the tables, and write figures and picture."""
     options = _options()
-    spec = [name for name in BENCHMARKS if not options.words or any(word in name for word in options.words)]
-    if not spec:
+    chosen = [name for name in BENCHMARKS if not options.words or any(word in name for word in options.words)]
+    if not chosen:
         sys.exit(f"no benchmark has that in its name: {', '.join(BENCHMARKS)}")
     out = options.out or Path(tempfile.mkdtemp(prefix="benchmarks-"))
     sections = []
     with stage(options.quick) as shared:
         facts = _facts(shared)
         print(_lines(facts), flush=True)
-        for name in spec:
+        for name in chosen:
             sections.append(_run(name, shared))
     _write(out, sections, facts)
 

@@ -79,7 +79,7 @@ def declare_floor(app: Celery, kind: str, body: Callable[..., object], **options
 
 def ignored(number: int, account: str, seconds: float = 1.0) -> None:
     """A body that ends as a duplicate does: what that alone costs Celery's tracer."""
-    raise Ignore("not spec")
+    raise Ignore("not wanted")
 
 
 def nothing(number: int, account: str, seconds: float = 1.0) -> None:

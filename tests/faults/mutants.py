@@ -698,14 +698,14 @@ def run(directory: Path, test: str, shows: str = "") -> str:
 
 def main(names: list[str]) -> int:
     """Check all mutants, or the named ones, and return the exit code."""
-    spec = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    rows = list(dict.fromkeys(mutant.row for mutant in spec))
+    chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
+    rows = list(dict.fromkeys(mutant.row for mutant in chosen))
     with ThreadPoolExecutor(LANES) as threads:
         whole = dict(zip(rows, threads.map(green, rows), strict=True))
-        verdicts = list(threads.map(lambda mutant: whole[mutant.row] or red(mutant), spec))
-    for mutant, verdict in zip(spec, verdicts, strict=True):
+        verdicts = list(threads.map(lambda mutant: whole[mutant.row] or red(mutant), chosen))
+    for mutant, verdict in zip(chosen, verdicts, strict=True):
         print(f"{'red' if not verdict else 'FAILED':<7}{mutant.name:<50} {mutant.row} {verdict}")
-    return int(any(verdicts) or not spec)
+    return int(any(verdicts) or not chosen)
 
 
 if __name__ == "__main__":
