@@ -15,11 +15,11 @@ from benchmarks.stage import Stage
 from benchmarks.tasks import OURS
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
-from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
+from celery_singleton_lock.reports.events import EventLogger
 
 SIZES = (1, 100, 1000, 10_000)
 RAW, LIBRARY = "raw socket, same EVALSHA", "this library"

@@ -11,16 +11,16 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import CallbackRunner
-from celery_singleton_lock.outage import Outages
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
+from celery_singleton_lock.reports.events import EventLogger
+from celery_singleton_lock.reports.outage import Outages
+from celery_singleton_lock.reports.tally import Tally
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.tally import Tally
 
 #: Seconds until the name of a task is sent again, as the store may have lost its data.
 REGISTER_INTERVAL = 60.0

@@ -16,12 +16,13 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_singleton_lock import Holder, Lease, MaxStarts, SingletonError, errors, events, locks, outage, signals
+from celery_singleton_lock import Holder, Lease, MaxStarts, SingletonError, errors, locks, signals
 from celery_singleton_lock.cli import singleton
 from celery_singleton_lock.config.call_options import CALL_OPTIONS
 from celery_singleton_lock.config.options import APP_SETTINGS, TASK_OPTIONS, Option
 from celery_singleton_lock.contrib.prometheus import SERVER_FIELDS, LockCollector
 from celery_singleton_lock.policies import KINDS, NAMED
+from celery_singleton_lock.reports import events, outage
 from celery_singleton_lock.store.records import LOSSES, OUTCOMES, STATES, VERBS, Statistics
 
 DOCS = Path(__file__).resolve().parent

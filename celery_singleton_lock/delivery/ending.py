@@ -20,11 +20,11 @@ from celery_singleton_lock.delivery.properties import delivery_of
 from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.errors import DuplicateTask, StoreError
-from celery_singleton_lock.events import TASK_SKIPPED, send
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.policies import Policy
 from celery_singleton_lock.policies.decisions import Decision, Fail, SkipRun
+from celery_singleton_lock.reports.events import TASK_SKIPPED, send
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 
@@ -158,7 +158,7 @@ def postpone(attempt: Attempt, delay: float, error: Exception) -> NoReturn:
     publish_or_requeue(attempt, signature, error)
     if is_stored:
         attempt.request.ignore_result = True  # keeps the tracer from storing RETRY once more
-    # An outage has one line, see `outage.py`.
+    # An outage has one line, see `reports/outage.py`.
     log.log(logging.DEBUG if isinstance(error, StoreError) else logging.INFO, "waits %.1f s: %s", delay, error)
     raise Retry(f"Retry in {delay:.1f} s", error, delay, sig=signature)
 

@@ -11,8 +11,8 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.events import send
 from celery_singleton_lock.policies import name_of
+from celery_singleton_lock.reports.events import send
 from celery_singleton_lock.store.records import LONGEST_ERROR, SEPARATOR, RunRecord
 from celery_singleton_lock.store.requests import LeaseSpec
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.native import native_lock
+from celery_singleton_lock.reports.events import EventLogger
 from celery_singleton_lock.store.protocol import LockStore, RenewResult
 
 

@@ -19,13 +19,13 @@ from celery_singleton_lock.delivery.properties import delivery_of, take_token
 from celery_singleton_lock.delivery.recording import record_acquire, record_end
 from celery_singleton_lock.delivery.retry_state import forget_retry_state, lock_options_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError, StoreUnavailable
-from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.line.joining import place_of, publish_copy
 from celery_singleton_lock.line.message import task_id_of
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.renewal.interrupts import interrupt_here, run
+from celery_singleton_lock.reports.events import send
 from celery_singleton_lock.reservation import kept_for_retry
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
 from celery_singleton_lock.store.records import NO_RECORD, RunRecord

@@ -15,11 +15,11 @@ from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.delivery.attempt import Attempt, attempt_of
 from celery_singleton_lock.delivery.recording import record_failure
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.events import send
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.renewal.pending import PendingRelease
+from celery_singleton_lock.reports.events import send
 from celery_singleton_lock.store.requests import AfterRelease
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import Lease, StoreUnavailable, signals
-from celery_singleton_lock.events import EventLogger
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.renewal.renewer import Renewer
+from celery_singleton_lock.reports.events import EventLogger
 from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import until
 from tests.unit.conftest import Clock

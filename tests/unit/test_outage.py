@@ -16,7 +16,7 @@ from celery_singleton_lock.config.options import Settings
 from celery_singleton_lock.context import ProcessContext
 from celery_singleton_lock.lease import LeaseState
 from celery_singleton_lock.log import about, logger
-from celery_singleton_lock.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
+from celery_singleton_lock.reports.outage import OUTAGE_BEGAN, OUTAGE_ENDED, Limit, Outages
 from celery_singleton_lock.store.access import Access
 from celery_singleton_lock.store.protocol import GracePeriod
 from celery_singleton_lock.store.requests import LeaseSpec

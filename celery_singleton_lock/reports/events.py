@@ -13,10 +13,10 @@ from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.log import TaskLog, about, logger
 from celery_singleton_lock.native import CallbackRunner
-from celery_singleton_lock.outage import Limit, Outages
+from celery_singleton_lock.reports.outage import Limit, Outages
+from celery_singleton_lock.reports.tally import Tally
 from celery_singleton_lock.store.records import task_of
 from celery_singleton_lock.store.requests import LeaseSpec
-from celery_singleton_lock.tally import Tally
 
 #: A message that found its lock held does not run, as under `Skip`. Has `name`, `key` and `holder` (the fields of `Holder`, or
 #: None if a newer message took its place in line), and `pending` if a message in line runs in its place: the task id of that one.
