@@ -49,7 +49,8 @@ class ProcessContext:
         self.store = store or open_store(settings, limit, self.access)
         self._watch = BackgroundLoop(self.outages.look, self.events.loop_failed)
         self.outages.wake = self._watch.wake
-        self._reporter = BackgroundLoop(self.report_counts, self.events.loop_failed)
+        self._reporter = BackgroundLoop(self._look, self.events.loop_failed)
+        self._report_at = math.inf
         self.loops = [self._watch, self._reporter]  # they end with the context
         # Renewal does not wait for connections of bodies.
         self._renewal_store = self.store.clone() if limit else self.store
@@ -69,9 +70,17 @@ class ProcessContext:
             store.close()
 
     def _report_soon(self) -> None:
-        self._reporter.wake(now() + REPORT_INTERVAL)
+        self._report_at = now() + REPORT_INTERVAL
+        self._reporter.wake(self._report_at)
 
-    def report_counts(self) -> float:
+    def _look(self) -> float:
+        """Report if it is time for that; return when it is. The loop also looks when it is woken."""
+        if self._report_at <= now():
+            self._report_at = math.inf
+            self.report_counts()
+        return self._report_at
+
+    def report_counts(self) -> None:
         """Write what this process has counted to the store. What that does not take is counted for the next time."""
         taken = dict(self.tally.take())
         while taken and self._keeps_records:
@@ -82,7 +91,6 @@ class ProcessContext:
                 for one, numbers in [(base, counted), *taken.items()]:
                     self.tally.add(one, numbers)
                 break
-        return math.inf
 
     def register(self, name: str, owner: str) -> None:
         """Add a task that is published with its lock to those that the store knows, at most once a minute; `owner`: of its locks.

@@ -127,8 +127,8 @@ class SingletonStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _report_counts(sender: Any = None, **_: Any) -> None:
-    """Called at the end of a worker's processes: by its main process with the worker, by one of a pool with nothing."""
-    context_of(sender.app if sender else celery.current_app).report_counts()
+    """Called at the end of a worker's processes. The main process names the worker, one of a pool does not."""
+    context_of(getattr(sender, "app", None) or celery.current_app).report_counts()
 
 
 def _send_event(worker: Any, callbacks: CallbackRunner, event: str, fields: Mapping[str, Any]) -> None:

@@ -171,15 +171,15 @@ def test_renewals_before_the_end(
     env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool: str
 ) -> None:
     """A worker that stops reports at its end, though it has renewed a lease only a moment before."""
-    before = counted(env, "skip_shortest").get("renewals", 0)
+    before = counted(env, "told").get("renewals", 0)
     node = fresh_worker(WorkerSpec(pool, concurrency=1))
-    result = env.hold("skip_shortest", queue=node.worker_queue)
-    until(lambda: env.lock_signals(env.key("skip_shortest"), "lock_renewed"), "it is renewed")
+    result = env.hold("told", queue=node.worker_queue)
+    until(lambda: env.lock_signals(env.key("told"), "lock_renewed"), "it is renewed")
     env.let_go()
     assert "held" == env.get(result)
     node.kill("SIGTERM")  # a warm shutdown
     assert 0 == wait_for_end(node.container, 60)
-    assert counted(env, "skip_shortest").get("renewals", 0) > before
+    assert counted(env, "told").get("renewals", 0) > before
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
