@@ -73,6 +73,9 @@ def _release_all(app: Any, task: str, node: str, force: bool, dry_run: bool, as_
             print_json([one.as_dict() for one in done])
     if not done:
         click.echo("[]" if as_json else "no locks")
+    for lock in locks.find(app, task, node) if not as_json else ():
+        if lock.holder.state == "paused":
+            click.echo(f"but held by {lock.holder}, which `resume` ends: {lock.key}")
     return done
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -49,7 +49,13 @@ def list_(obj: Any, /, as_json: bool, **filters: Any) -> None:
     elif found:
         print_table(LOCK_HEAD, [lock_row(lock) for lock in found])
     else:
-        click.echo("no locks")
+        click.echo(_no_locks(obj.app, filters))
+
+
+def _no_locks(app: Any, filters: Mapping[str, Any]) -> str:
+    """Say that there are no locks, or that all of them are younger than asked for."""
+    younger = len(chosen_locks(app, **{**filters, "min_age": 0.0})) if filters["min_age"] else 0
+    return f"no locks that old; {younger} younger" if younger else "no locks"
 
 
 @singleton.command()
@@ -147,7 +153,7 @@ def _no_runs(app: Any, key: str) -> str:
     name = task_of(key.rpartition(":lock:")[0])
     kept = locks.history(app, name) if key else ()
     if not kept:
-        return "no runs"
+        return "no runs that have ended"
     return f"no runs under this key among the last {len(kept)} of {name}; the first of these ended at {time_text(kept[-1].ended)}"
 
 

@@ -87,10 +87,13 @@ def evaluate(
             if status:
                 known = place < len(_MEASURES) - 1 or bool(one.counters.get("last_success"))
                 problems.append((status, f"{one.task}: {_problem(_MEASURES[place], value, known)}"))
-    count = sum(one.held for one in found)
+    count, paused = sum(one.held for one in found), sum(one.states.get("paused", 0) for one in found)
     problems.sort(key=lambda problem: -problem[0])
     health.status = problems[0][0] if problems else OK
-    health.text = "; ".join(text for _, text in problems) or f"{count} locks of {len(found)} tasks"
+    health.text = (
+        "; ".join(text for _, text in problems)
+        or f"{count} locks of {len(found)} tasks{f', {paused} paused' if paused else ''}"
+    )
     measured = {one.perfdata: None if value == math.inf else value for one, value in zip(_MEASURES, worst, strict=True)}
     health.values = {"locks": count, **measured}
     health.perfdata = " ".join([f"locks={count};;;0", *_perfdata(worst, bounds)])

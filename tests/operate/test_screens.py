@@ -152,6 +152,28 @@ def test_show_what_is_free(app: Celery) -> None:
     assert (3, True) == (grouped.exit_code, "name 'customers' instead" in grouped.output)
 
 
+# -- nothing is shown as if there were nothing -----------------------------------------------------
+
+
+def test_younger_locks(app: Celery) -> None:
+    """If all locks are younger than asked for, the command says so."""
+    acquire(app)
+    acquire(app, "b")
+    assert "no locks that old; 2 younger\n" == command(app, "list", "--min-age", "1h").output
+    assert "no locks\n" == command(app, "list", "--task", "shop.idle", "--min-age", "1h").output
+
+
+def test_pause_is_shown(app: Celery) -> None:
+    """A health check that is fine tells of a pause, and so does a release that finds no other lock."""
+    locks.pause(app, 600.0, task=TASK, reason="a dump", by="ann")
+    assert "SINGLETON OK - 0 locks of 3 tasks, 1 paused |" in command(app, "check").output
+    none, held = command(app, "release", "--task", TASK).output.splitlines()
+    assert ("no locks", True) == (none, held.startswith("but held by an operator's pause (by ann"))
+    locks.resume(app, task=TASK)
+    assert "SINGLETON OK - 0 locks of 3 tasks |" in command(app, "check").output
+    assert "no locks\n" == command(app, "release", "--task", TASK).output
+
+
 # -- history ------------------------------------------------------------------------------------
 
 
@@ -159,7 +181,7 @@ def test_history_that_has_gone_on(app: Celery) -> None:
     """If no run under a key is kept, the command says how far the history of the task reaches."""
     spec = acquire(app)
     none = command(app, "history", spec.lock)
-    assert (0, "no runs\n") == (none.exit_code, none.output)
+    assert (0, "no runs that have ended\n") == (none.exit_code, none.output)
     for number in range(5):
         one = acquire(app, "bcdef"[number])
         one.record = RunRecord(outcome="success")
