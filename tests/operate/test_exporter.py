@@ -207,14 +207,14 @@ def wait_for_lock(env: WorkerEnvironment) -> None:
 
 
 def lose(env: WorkerEnvironment) -> None:
-    """Revoke a lock while its body runs. The next run of the task takes what its process has counted to the store."""
+    """Revoke a lock while its body runs. Its process reports that some seconds later."""
     tag = env.other_tag("lost")
     held, key = env.hold("skip_short", tag, lock_options={"lock_ttl": 9}), env.key("skip_short", tag)
     assert locks.release(env.app, key, force=True).released
     until(lambda: env.lock_signals(key, "lock_lost"), "the holder is told")
     env.let_go(tag)
     env.get(held)
-    env.get(env.job("skip_short").delay(env.other_tag("reports")))
+    until(lambda: locks.stats(env.app, "job.skip_short")[0].sum("lost"), "the loss is reported")
 
 
 def expire(env: WorkerEnvironment, store: RedisServer) -> None:
