@@ -18,7 +18,7 @@ STOP_INTERVAL = 1.0
 class LeaseState:
     """The state of one lease. Times are in seconds on `now`'s clock.
 
-    Execution creates and ends it, renewal moves its deadline or marks it as lost or to be stopped. All three are final.
+    `worker.execution` creates and ends it, renewal moves its deadline or marks it as lost or to be stopped. All three are final.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """A model of workers, a broker and a store, whose steps are taken in any order.
 
 The store is the library's own store in memory, or both stores side by side (`both.py`), and the policies are the library's own. A
-delivery does what `worker/execution.py`, `worker/outcome.py` and `line/` do, one store call or one publication per step. A
+delivery does what `worker/execution.py`, `worker/duplicates.py` and `line/` do, one store call or one publication per step. A
 publication may raise, whether or not the message arrives. Time advances in steps too, and holders that live renew then.
 
 The model contains no outage of the store, no operator's pause, no quiet time, no `Join`, no message that expires or is too long
