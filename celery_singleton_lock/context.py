@@ -83,14 +83,19 @@ class ProcessContext:
     def report_counts(self) -> None:
         """Write what this process has counted to the store. What that does not take is counted for the next time."""
         taken = dict(self.tally.take())
-        while taken and self._keeps_records:
-            base, counted = taken.popitem()
-            try:
-                self._renewal_store.records().count(base, counted)
-            except StoreError:
-                for one, numbers in [(base, counted), *taken.items()]:
-                    self.tally.add(one, numbers)
-                break
+        if not (taken and self._keeps_records):
+            return
+        store = self.store.clone()  # greenlets and threads cannot share a connection
+        try:
+            while taken:
+                base = next(iter(taken))
+                store.records().count(base, taken[base])
+                del taken[base]
+        except StoreError:
+            for base, counted in taken.items():
+                self.tally.add(base, counted)
+        finally:
+            store.close()
 
     def register(self, name: str, owner: str) -> None:
         """Add a task that is published with its lock to those that the store knows, at most once a minute; `owner`: of its locks.

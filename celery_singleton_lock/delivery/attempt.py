@@ -22,7 +22,7 @@ ATTEMPT = "_singleton_attempt"
 class Attempt:
     """One delivery: of a task's message, or of the delayed copy that stands for it while it waits in line.
 
-    The attributes without a value here are set on the way to the lock: an eager run or a plain task gets none of them.
+    The attributes without a value here are set on the way to the lock: a run that uses no lock does not come so far.
     """
 
     config: TaskConfig

@@ -30,7 +30,7 @@ class BackgroundLoop:
         self._next = math.inf
 
     def wake(self, at: float) -> None:
-        """Make sure that the next step comes no later than at this time."""
+        """Make sure that the next step comes no later than at this time; it may come at once."""
         if at >= self._next:
             return
         with self._mutex:

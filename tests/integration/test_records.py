@@ -164,7 +164,10 @@ def test_renewals(env: WorkerEnvironment, queue: str) -> None:
     """Renewals are reported while the body runs."""
     before = counted(env, "skip_shortest").get("renewals", 0)
     env.hold("skip_shortest", queue=queue)
-    until(lambda: counted(env, "skip_shortest").get("renewals", 0) > before, "renewals are reported")
+    until(
+        lambda: counted(env, "skip_shortest").get("renewals", 0) > before + 30, "renewals are reported more than once"
+    )
+    assert [] == [line for node in env.setup.worker_cluster for line in node.lines("met an error")]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
