@@ -171,3 +171,16 @@ def example() -> Iterator[Callable[[str], Any]]:
     task_postrun.disconnect(run_log.on_end)
     yield lambda name: import_module(f"example_project.{name}")
     _state._tls.current_app = current
+
+
+@pytest.fixture
+def sent() -> Iterator[list[dict[str, Any]]]:
+    """Collects what the signal `duplicate` is sent with in this process."""
+    seen: list[dict[str, Any]] = []
+
+    def receive(**given: Any) -> None:
+        seen.append(given)
+
+    signals.duplicate.connect(receive)
+    yield seen
+    signals.duplicate.disconnect(receive)

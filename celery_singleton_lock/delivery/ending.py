@@ -1,6 +1,7 @@
 """Ends a delivery, or a call that is not published: the only module that raises Ignore, Retry or Reject, or stores a state.
 
 Policies decide, this acts: in the same way at a publish, a start, and for a message that waits in line or follows another task.
+Only a call that fails at its publish writes no line: its caller has the error.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from celery_singleton_lock.line.joining import (
 from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.policies.decisions import Enqueue
 from celery_singleton_lock.store.keys import LINE_TOKEN
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 
 
@@ -58,7 +58,8 @@ def handle_copy(attempt: Attempt) -> float | None:
                 return delay
     except StoreError as error:
         attempt.context.outages.log(attempt.log(), "could not ask for its place in line: %s", error)
-        record_failure(attempt.task, attempt.spec, "acquire", error)
+        if not isinstance(error, GracePeriod):  # the store has answered
+            record_failure(attempt.task, attempt.spec, "acquire", error)
         if isinstance(error, StoreUnavailable):  # else the message will fail with it
             raise
     except Exception as failure:

@@ -140,8 +140,9 @@ def check_store(context: ProcessContext, tasks: Mapping[str, str]) -> None:
 def _concerns(context: ProcessContext) -> list[str]:
     """Return how the store may lose locks."""
     settings, store = context.settings, context.store
+    found: list[str] = []
     try:
-        found = [problem_of(store.eviction_policy())]
+        found.append(problem_of(store.eviction_policy()))
         if settings.is_by_sentinel and not settings.replicas and (count := store.unsafe_replicas()):
             found.append(
                 f"The store of locks has replicas ({count}), and grants locks before they have them: after a failover, two "
@@ -149,8 +150,7 @@ def _concerns(context: ProcessContext) -> list[str]:
                 "on the servers"
             )
     except StoreError as error:  # a login may be allowed to run scripts, but not INFO
-        logger.info("The store of locks does not show its maxmemory-policy: %s", error)
-        return []
+        logger.info("The store of locks does not show its %s: %s", "replicas" if found else "maxmemory-policy", error)
     return [concern for concern in found if concern]
 
 

@@ -37,7 +37,7 @@ def handle_duplicate(attempt: Attempt, result: AcquireResult) -> Any:
     error = DuplicateTask(spec.lock, holder)  # its text says who holds the lock
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(attempt)
-    _drop(attempt, result, error)
+    _end_without_policy(attempt, result, error)
     if holder.task_id == attempt.request.id and not attempt.request.is_eager:
         _drop_delivery(attempt, error)
     if spec.comes_again and spec.redelivered and attempt.store.has_begun(spec):
@@ -59,8 +59,19 @@ def handle_duplicate(attempt: Attempt, result: AcquireResult) -> Any:
     ending.fail(attempt, error)
 
 
-def _drop(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> None:
-    """End a delivery for whose message another delivery, another copy, or another message stands."""
+def _come_again(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> NoReturn:
+    """Publish a message again whose lock an operator released before its body began: its token is granted nothing any more."""
+    attempt.log().warning("comes again, as an operator released its lock before it began")
+    _, decision = decide(attempt, RetryLater(), result)
+    if isinstance(decision, RunLater):
+        ending.postpone(attempt, decision.delay, error)
+    ending.fail(attempt, error)
+
+
+def _end_without_policy(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> None:
+    """End a delivery for whose message another one stands, or that comes again. Return if a policy decides."""
+    if result.status is AcquireStatus.REVOKED:
+        _come_again(attempt, result, error)
     if result.status is AcquireStatus.SUPERSEDED:
         newer = f"task {result.head}" if result.head else "a newer message"
         ending.skip(attempt, SkipRun(pending=result.head), None, f", as {newer} took its place in line")

@@ -172,7 +172,7 @@ def _run_body(attempt: Attempt, state: LeaseState, body: Body) -> Any:
         # The last of these has the broker deliver the message again.
         is_end = isinstance(error, Exception) and not (isinstance(error, Reject) and error.requeue)
         state.spec.is_unfinished = not is_end
-        record_end(state.spec, error, stopped=state.stopped and isinstance(error, LockLost))
+        record_end(state.spec, error, stopped=isinstance(error, LockLost) and state.is_stopped_by(error))
         if isinstance(error, Retry):
             kept = kept_for_retry(attempt.task, attempt.config, attempt.request, state.spec, error)
         raise

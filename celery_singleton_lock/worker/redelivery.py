@@ -1,4 +1,4 @@
-"""What becomes of a redelivered message while another delivery of it runs, or cools down."""
+"""What becomes of a redelivered message while another delivery of it runs, or while its lock cools down."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def check_later(attempt: Attempt, error: DuplicateTask) -> NoReturn:
             log.info("dropped: another delivery of it succeeded: %s", error)
             ending.drop("another delivery of this task succeeded")
         delay = max(delay, error.holder.remaining)
-    log.info("redelivered while another delivery of it runs: %s", error)
+        log.info("redelivered, and no success of it is known: %s", error)
+    else:
+        log.info("redelivered while another delivery of it runs: %s", error)
     following = attempt.retry_state._replace(redelivery_checks=checks + 1)
     try:
         signature_of(attempt, shortened(task.app, delay), following).apply_async()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, uuid
 
-from celery_singleton_lock import Debounce, DuplicateTask, Holder, Policy, SingletonTask, locks, signals
+from celery_singleton_lock import Debounce, DuplicateTask, Holder, Policy, SingletonTask, locks
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.policies import NAMED, name_of
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Enqueue, Fail, Follow, RunLater, SkipRun
@@ -41,18 +41,6 @@ def app(redis_server: RedisServer) -> Iterator[Celery]:
     yield app
     context_of(app).end()
     app.close()
-
-
-@pytest.fixture
-def sent() -> Iterator[list[dict[str, Any]]]:
-    seen: list[dict[str, Any]] = []
-
-    def receive(**given: Any) -> None:
-        seen.append(given)
-
-    signals.duplicate.connect(receive)
-    yield seen
-    signals.duplicate.disconnect(receive)
 
 
 def task_of(app: Celery, policy: Policy, **options: Any) -> Any:

@@ -27,6 +27,7 @@ from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, Retry
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
+from celery_singleton_lock.store.protocol import GracePeriod
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
 from tests.servers import free_port, until
@@ -422,3 +423,19 @@ def test_message_that_began_and_comes_too_late(singleton: Singleton, app: Celery
         deliver(task, headers={RETRY_STATE_HEADER: state})
         (following,) = messages(task)
     assert "id-1" == following.headers[RETRY_STATE_HEADER]["original_id"]
+
+
+def test_grace_period_is_no_failed_call(app: Celery, singleton: Singleton, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy that meets a grace period is kept, and nothing is counted: the store has answered."""
+
+    @singleton(name="x", on_duplicate="wait", lock_ttl=20)
+    def task() -> None: ...
+
+    def acquire(*_: Any) -> None:
+        raise GracePeriod(5.0)
+
+    copies, context = Copies(app), context_of(app)
+    monkeypatch.setattr(context.store, "acquire", acquire)
+    copy, done = kept(task)
+    assert (5.0, []) == (copies.handle(copy), done)
+    assert {} == context.tally.take()

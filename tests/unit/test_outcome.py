@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +10,13 @@ from celery import Celery
 from kombu import Queue
 from kombu.common import Broadcast
 
-from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, RunOnceMore, Skip, signals
+from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, RunOnceMore, Skip
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
 from tests.unit.test_task import Singleton, deliver
@@ -40,19 +40,6 @@ class Chosen(Policy):
 def _forget_results(app: Celery) -> None:
     """All apps of a process share the results in memory."""
     app.backend.client.cache.clear()
-
-
-@pytest.fixture
-def sent() -> Iterator[list[dict[str, Any]]]:
-    """Collects what the signal `duplicate` is sent with."""
-    seen: list[dict[str, Any]] = []
-
-    def receive(**given: Any) -> None:
-        seen.append(given)
-
-    signals.duplicate.connect(receive)
-    yield seen
-    signals.duplicate.disconnect(receive)
 
 
 def decided(singleton: Singleton, decision: Decision) -> tuple[Any, Chosen]:
@@ -242,3 +229,26 @@ def test_superseded(
 def test_text_of_a_holder(holder: Holder, text: str) -> None:
     """A text about a duplicate tells of its holder what is known, and nothing else."""
     assert text == str(holder)
+
+
+@pytest.mark.parametrize("policy", ["skip", "wait", "raise", "join"])
+def test_released_before_the_start(
+    singleton: Singleton, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    """A message whose lock an operator releases between a late grant and its start comes again, under each policy."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    asked: list[LeaseSpec] = []
+
+    def acquire(spec: LeaseSpec, timeout: float | None = None) -> AcquireResult:
+        asked.append(spec)
+        assert len(asked) < 5, "for ever"
+        return AcquireResult(AcquireStatus.REVOKED)
+
+    monkeypatch.setattr(context_of(task.app).store, "acquire", acquire)
+    deliver(task)
+    assert (1, "RETRY") == (len(asked), task.AsyncResult("id-1").state)
+    assert "an operator released its lock before it began" in caplog.text

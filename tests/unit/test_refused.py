@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from celery import Celery, group, shared_task
 from celery_singleton_lock import ConfigurationError, SingletonMixin, SingletonTask
 from celery_singleton_lock.config.settings import settings_of
 from celery_singleton_lock.context import context_of
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.testing import locked
 from celery_singleton_lock.worker.bootstep import SingletonStep
+from celery_singleton_lock.worker.checks import check_store
 from tests.unit.conftest import MakeApp
 from tests.unit.test_task import deliver
 
@@ -211,3 +214,23 @@ def test_refusal_can_be_pickled() -> None:
     """The error crosses processes with all that it says."""
     error = pickle.loads(pickle.dumps(ConfigurationError("one", "two")))
     assert (("one", "two"), "one\ntwo") == (error.problems, str(error))
+
+
+def test_concerns_are_told_though_another_cannot_be_looked_at(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker warns of the store's eviction policy, also if it may not ask for its replicas."""
+    app = make_app()
+    app.finalize()
+    context = context_of(app)
+    context.settings = replace(context.settings, url="sentinel://host:26379")
+
+    def refuse() -> int:
+        raise StoreError("NOPERM")
+
+    monkeypatch.setattr(context.store, "eviction_policy", lambda: "allkeys-lru")
+    monkeypatch.setattr(context.store, "unsafe_replicas", refuse)
+    with caplog.at_level("INFO", "celery_singleton_lock"):
+        check_store(context, {})
+    assert "its maxmemory-policy is allkeys-lru" in caplog.text
+    assert "does not show its replicas: NOPERM" in caplog.text

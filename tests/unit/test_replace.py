@@ -23,6 +23,7 @@ from celery_singleton_lock.policies import as_policy, portable_policy
 from celery_singleton_lock.policies.decisions import Duplicate, Enqueue, Fail, RunLater, SkipRun
 from celery_singleton_lock.renewal.body import BodyRenewal
 from celery_singleton_lock.store.protocol import RenewResult
+from celery_singleton_lock.store.records import RunRecord
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.worker import replaced
 from tests.unit.conftest import Clock, attempt_with
@@ -339,3 +340,23 @@ def test_terminate(singleton: Singleton, caplog: pytest.LogCaptureFixture, answe
     assert "has task id-1" in first
     assert len(logged) == len(others)
     assert all(text in line for text, line in zip(logged, others, strict=True))
+
+
+def test_record_of_an_end_with_another_lock_lost(stopped: Callable[..., Any], app: Celery) -> None:
+    """A body that is to stop, and fails with `LockLost` of another lock, is recorded as failed, as it is stored."""
+    records: list[RunRecord] = []
+
+    def end(task: Any) -> None:
+        state = task.lease._state
+        release = context_of(app).store.release
+
+        def note(spec: LeaseSpec, *more: Any, **named: Any) -> Any:
+            records.append(spec.record)
+            return release(spec, *more, **named)
+
+        context_of(app).store.release = note
+        assert state.stopped
+        raise LockLost("another")
+
+    assert "FAILURE" == stopped(end).AsyncResult("id-1").state
+    assert "failure" == records[0].outcome
