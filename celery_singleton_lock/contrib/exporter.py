@@ -11,10 +11,8 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
-
 from celery_singleton_lock import locks
-from celery_singleton_lock.contrib.prometheus import LockCollector
+from celery_singleton_lock.contrib.prometheus import metrics_app
 from celery_singleton_lock.errors import StoreUnavailable
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -68,11 +66,9 @@ def serve(app: Any, host: str, port: int, listening: Callable[[str], object]) ->
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # in the server's threads too, so that they end this one's wait
     with suppress(StoreUnavailable):
         locks.tasks(app)
-    registry = CollectorRegistry()
-    registry.register(LockCollector(app))
     host = host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")
     kind = _ServerIPv6 if ":" in host else _Server
-    server = make_server(host, port, _with_health(make_wsgi_app(registry)), kind, _Handler)
+    server = make_server(host, port, _with_health(metrics_app(app)), kind, _Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     listening(f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics")
     signal.sigwait(_SIGNALS)

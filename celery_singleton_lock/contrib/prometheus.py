@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any, NamedTuple, TypeVar
 
-from prometheus_client import Metric
+from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
@@ -193,3 +193,11 @@ def _buckets(one: Statistics, name: str) -> Sequence[tuple[str, float]]:
 def _family(kind: type[Any], name: str, text: str, value: float) -> Metric:
     family: Metric = kind(_PREFIX + name, text, value=value)
     return family
+
+
+def metrics_app(app: Any) -> Callable[..., Iterable[bytes]]:
+    """Return a WSGI application that answers with the metrics of an app's locks."""
+    registry = CollectorRegistry()
+    registry.register(LockCollector(app))
+    answer: Callable[..., Iterable[bytes]] = make_wsgi_app(registry)
+    return answer

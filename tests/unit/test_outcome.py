@@ -10,11 +10,12 @@ from celery import Celery
 from kombu import Queue
 from kombu.common import Broadcast
 
-from celery_singleton_lock import DuplicateTask, Holder, Policy, RetryLater, RunOnceMore, Skip
+from celery_singleton_lock import DuplicateTask, Holder, Policy, Raise, RetryLater, RunOnceMore, Skip, Wait
 from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
+from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.policies.decisions import Decision, Duplicate, Fail, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
@@ -252,3 +253,20 @@ def test_released_before_the_start(
     deliver(task)
     assert (1, "RETRY") == (len(asked), task.AsyncResult("id-1").state)
     assert "an operator released its lock before it began" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [(Wait(max_wait=10), "FAILURE"), (RetryLater(max_wait=10), "FAILURE"), (Skip(), "RETRY"), (Raise(), "RETRY")],
+    ids=name_of,
+)
+def test_begun_message_that_has_waited_for_long(singleton: Singleton, policy: Policy, state: str) -> None:
+    """A message whose work has begun fails past the bound of a policy that keeps duplicates; others never end it."""
+
+    @singleton(name="x", on_duplicate=policy)
+    def task() -> None:
+        pytest.fail("must not run")
+
+    with locked(task):
+        deliver(task, headers={RETRY_STATE_HEADER: {"times": 2, "waited": 15.0, "is_unfinished": True}})
+    assert state == task.AsyncResult("id-1").state
