@@ -100,7 +100,7 @@ class ProcessContext:
     def register(self, name: str, owner: str) -> None:
         """Add a task that is published with its lock to those that the store knows, at most once a minute; `owner`: of its locks.
 
-        No worker may have it. A name that cannot be added is missing from lists alone.
+        Perhaps no worker has this task. A name that cannot be added is missing from lists alone.
         """
         time = now()
         if self.settings.url == "memory://" or time < self._registered.get(name, -math.inf) + REGISTER_INTERVAL:

@@ -56,7 +56,7 @@ def end_call(task: Any, spec: LeaseSpec, holder: Holder, policy: Policy, decisio
 
 
 def drop(reason: str) -> NoReturn:
-    """End a delivery for whose message another delivery stands, or what was published again; store nothing.
+    """End a delivery without storing anything: another delivery of its message counts, or the message was published again.
 
     Raises:
         Ignore: always.

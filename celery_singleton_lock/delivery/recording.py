@@ -1,4 +1,4 @@
-"""What the records say of a delivery, besides what its request says itself: see `store.records.RunRecord`."""
+"""Notes on a delivery for the records: see `store.records.RunRecord`."""
 
 from __future__ import annotations
 

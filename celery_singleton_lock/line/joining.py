@@ -40,7 +40,7 @@ from celery_singleton_lock.store.requests import LeaseSpec, Place
 LONGEST_COPY_DELAY = 60.0
 #: By how much later, in seconds, for each message that waits before it. So the copies of a long line do not fill the queue.
 _FOR_EACH_BEFORE = 0.05
-#: Shortest such time.
+#: Shortest delay of a copy, in seconds.
 _SHORTEST = 0.01
 #: Seconds in which a worker must say whether its pool can terminate tasks.
 _PATIENCE = 1.0
@@ -62,7 +62,7 @@ def place_of(attempt: Attempt) -> Place | None:
 
 
 def publish_copy(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> Place:
-    """Publish the message again with a delay, as it begins to wait; return the place that it joins the line with.
+    """Publish the delayed copy of a message that begins to wait; return the place that the message joins the line with.
 
     Raises:
         Reject: the broker is unreachable, and delivers the message again.

@@ -64,9 +64,8 @@ class LeaseSpec:
     is_continued: bool = False  # its body has ended, and another task goes on with its id (`Task.replace`)
     grace: float = 0.0  # seconds of a grace period; 0: the TTL, which is longer for a reservation
     record: RunRecord = NO_RECORD  # what is recorded of the next call with this request, where records are kept
-    lock: str = field(
-        init=False
-    )  # key of the lock; "" while the store alone knows it; once a slot is known, of that slot's
+    #: Key of the lock, or of the slot's once that is known; "" while the store alone knows it.
+    lock: str = field(init=False)
     by_token: bool = field(init=False)  # whether the lock is known to the store alone, by the note `attempt`
     attempt: str = field(init=False, repr=False)  # key of the note that names the token's lock; a reservation has none
     completed: str = field(init=False)  # key of the note that tells a waiting redelivery how this delivery ended

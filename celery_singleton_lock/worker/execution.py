@@ -52,9 +52,8 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     attempt.use(config_of_call(task, lock_options_of(request)))
     if attempt.retry_state.original_id:  # see `Copies`; it must not run the body
         raise ConfigurationError(f"task {task.name}: its start_strategy() must call that of its base class")
-    if not (
-        attempt.options.singleton or attempt.retry_state.ticket
-    ):  # what waits in line is run once by the line alone
+    # A message that waits in line is run once by the line alone, whatever its options are now.
+    if not (attempt.options.singleton or attempt.retry_state.ticket):
         return body()
     body = partial(completed, task, body)
     _prepare(attempt, args, kwargs)
@@ -169,7 +168,7 @@ def _run_body(attempt: Attempt, state: LeaseState, body: Body) -> Any:
         return result
     except BaseException as error:
         state.spec.is_continued = attempt.is_replaced and isinstance(error, Ignore)
-        # The last of these has the broker deliver the message again.
+        # After a `Reject` with `requeue`, the broker delivers the message again.
         is_end = isinstance(error, Exception) and not (isinstance(error, Reject) and error.requeue)
         state.spec.is_unfinished = not is_end
         record_end(state.spec, error, stopped=isinstance(error, LockLost) and state.is_stopped_by(error))

@@ -94,9 +94,8 @@ class MemoryStore(Turns):
             lease.lock = lock
             for found in filter(None, (record, attempt)):
                 found.expires = self._clock() + lease.ttl
-            record.renewed = (
-                record.renewed if lease.by_token else self._clock()
-            )  # a supervisor tells nothing of the body
+            if not lease.by_token:  # a supervisor tells nothing of the body
+                record.renewed = self._clock()
             return RenewResult.STOP if lease.stoppable and record.stop == lease.token else RenewResult.RENEWED
         if self._find(f"{lease.base}:revoked:{lease.token}"):
             return RenewResult.REVOKED
