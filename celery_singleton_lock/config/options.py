@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.max_starts import MaxStarts
@@ -25,8 +25,7 @@ SENTINEL_SCHEMES = ("sentinel", "redis+sentinel")
 STORE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "redis+socket", *SENTINEL_SCHEMES)
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A task option or an app setting."""
 
     default: Any

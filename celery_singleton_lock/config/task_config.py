@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER, as_header, call_options
 from celery_singleton_lock.config.exclusions import excluded_pairs
@@ -29,8 +28,7 @@ _SAME_WORK = ("unique_on", "lock_key")
 _GROUP_POLICY = NAMED["wait"]
 
 
-@dataclass(frozen=True)
-class TaskConfig:
+class TaskConfig(NamedTuple):
     """Worked out once for each task. All keys of the task, or of its group, start with `base`."""
 
     options: Options
@@ -88,7 +86,7 @@ def config_of_call(task: Any, lock_options: Any) -> TaskConfig:
         return config
     given = call_options(task.name, lock_options)
     options, keys, _ = _configured(task.__class__, task.name, task.app.conf, given)
-    return replace(config, options=options, keys=keys)
+    return config._replace(options=options, keys=keys)
 
 
 def headers_with(task: Any, headers: Mapping[str, Any] | None, lock_options: Any) -> dict[str, Any]:

@@ -4,13 +4,12 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from celery_singleton_lock.holder import Holder
 
 
-@dataclass(frozen=True)
-class Duplicate:
+class Duplicate(NamedTuple):
     """A delivery that found its lock held."""
 
     holder: Holder
@@ -25,8 +24,7 @@ class Duplicate:
     asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
 
 
-@dataclass(frozen=True)
-class SkipRun:
+class SkipRun(NamedTuple):
     """Do not run the body; store SUCCESS with this result.
 
     Arguments:
@@ -39,8 +37,7 @@ class SkipRun:
     level: int = logging.INFO
 
 
-@dataclass(frozen=True)
-class RunLater:
+class RunLater(NamedTuple):
     """Publish the message again, with this delay in seconds, above 0.
 
     An eager run fails instead, and a broadcast message is skipped.
@@ -49,8 +46,7 @@ class RunLater:
     delay: float
 
 
-@dataclass(frozen=True)
-class Enqueue:
+class Enqueue(NamedTuple):
     """Wait in line for the lock.
 
     An eager run fails instead, and a broadcast message is skipped. If there is no room, the policy is asked again.
@@ -72,8 +68,7 @@ class Enqueue:
     gives_way: bool = False
 
 
-@dataclass(frozen=True)
-class Follow:
+class Follow(NamedTuple):
     """End as the holder's task ends; look at that again after this delay in seconds, above 0.
 
     An eager run fails instead, and so does a task that descends from the holder. A broadcast message is skipped.

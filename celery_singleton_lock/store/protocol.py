@@ -6,7 +6,6 @@ Here are the protocol `LockStore` and what its verbs answer; what they take is i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -36,8 +35,7 @@ class AcquireStatus(Enum):
     TOO_MANY_STARTS = "too_many_starts"
 
 
-@dataclass(frozen=True)
-class AcquireResult:
+class AcquireResult(NamedTuple):
     """The answer to a request: fence and slot if granted, the (oldest) holder and the line if refused, the head if superseded."""
 
     status: AcquireStatus

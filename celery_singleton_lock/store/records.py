@@ -54,8 +54,7 @@ class RunRecord(NamedTuple):
 NO_RECORD = RunRecord()
 
 
-@dataclass(frozen=True)
-class Lock:
+class Lock(NamedTuple):
     """A lock that exists.
 
     Arguments:
@@ -83,11 +82,10 @@ class Lock:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return {**vars(self), "holder": self.holder.as_dict()}
+        return {**self._asdict(), "holder": self.holder.as_dict()}
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """A run that has ended. Times are in seconds since 1970, by the store's clock.
 
     Arguments:
@@ -123,7 +121,7 @@ class Run:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields and the duration, for JSON."""
-        return {**asdict(self), "duration": self.duration}
+        return {**self._asdict(), "duration": self.duration}
 
 
 @dataclass(frozen=True)

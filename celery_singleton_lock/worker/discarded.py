@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 from celery import signals
 from celery.utils.functional import maybe_list
-from celery.worker import state as worker_state
 
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.context import context_of
@@ -65,10 +64,12 @@ class WaitingMessages:
 
     def look(self) -> float:
         """Free the reservations of those that were revoked; return when to look again."""
-        if worker_state.revoked or worker_state.revoked_stamps:
+        from celery.worker import state  # which a publisher need not import
+
+        if state.revoked or state.revoked_stamps:
             for found in self._requests.valuerefs():  # a copy, made at once: other threads add requests
                 request = found()
-                if request is not None and _is_revoked(request):
+                if request is not None and _is_revoked(request, state):
                     self._requests.pop(id(request), None)
                     request.free_reservation()
         return now() + _LOOK_INTERVAL if self._requests else math.inf
@@ -78,11 +79,11 @@ class WaitingMessages:
         self._loop.end()
 
 
-def _is_revoked(request: Any) -> bool:
+def _is_revoked(request: Any, state: Any) -> bool:
     """Tell whether Celery will find this message revoked when it is due, as `Request.revoked` does (5.7)."""
     if request.time_start is not None:  # it runs
         return False
-    return request.id in worker_state.revoked or any(
-        set(maybe_list(request.stamps.get(name)) or ()) & set(maybe_list(worker_state.revoked_stamps.get(name)) or ())
+    return request.id in state.revoked or any(
+        set(maybe_list(request.stamps.get(name)) or ()) & set(maybe_list(state.revoked_stamps.get(name)) or ())
         for name in request.stamped_headers or ()
     )

@@ -304,7 +304,7 @@ def rounded(answer: Any) -> Any:
     """Return an answer with times to a hundredth of a second: a store may count whole milliseconds."""
     if isinstance(answer, AcquireResult):
         times = {name: round(getattr(answer, name), 2) for name in ("quiet", "asked")}
-        return replace(answer, holder=rounded(answer.holder), **times)
+        return answer._replace(holder=rounded(answer.holder), **times)
     if isinstance(answer, Holder):
         renewed = None if answer.renewed is None else round(answer.renewed, 2)
         return replace(answer, age=round(answer.age, 2), remaining=round(answer.remaining, 2), renewed=renewed)

@@ -69,7 +69,7 @@ def test_own_retry_is_not_skipped() -> None:
     """Skip postpones a task's own retry as RetryLater() does, and skips it only if asked to. Others make no difference."""
     own = Duplicate(HOLDER, 0, 0.0, own_retry=True)
     assert all(4 <= delay <= 6 for delay in (Skip().decide(own).delay for _ in range(50)))  # type: ignore[union-attr]
-    assert Fail() == Skip("x").decide(dataclasses.replace(own, waited=3600.0))
+    assert Fail() == Skip("x").decide(own._replace(waited=3600.0))
     assert SkipRun("x") == Skip("x", own_retries=True).decide(own)
     assert SkipRun("x") == Skip("x").decide(Duplicate(HOLDER, 5, 3600.0))
     assert Fail() == Raise().decide(own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -366,7 +365,7 @@ def holder_for(kind: str, task_id: str) -> Holder:
 def joined(found: AcquireResult, spec: LeaseSpec) -> AcquireResult:
     """Return the store's answer: a message that wants to join the line does."""
     is_waiting = bool(spec.place and spec.place.room)
-    return replace(found, is_waiting=is_waiting, waiting=int(is_waiting))
+    return found._replace(is_waiting=is_waiting, waiting=int(is_waiting))
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["redelivery", "duplicate"])
