@@ -34,11 +34,11 @@ def run(stage: Stage) -> Section:
 def measured(stage: Stage, pool: str) -> dict[str, list[Drained]]:
     """Batches of each kind, in turns."""
     found: dict[str, list[Drained]] = {kind: [] for kind in stage.tasks}
-    kinds, size = list(stage.tasks), stage.few(400, 200)
+    kinds, size = list(stage.tasks), stage.few(400, 50)
     with Worker(stage, pool, CONCURRENCY) as worker:
         for task in stage.tasks.values():
             worker.drain(task, CONCURRENCY)
-        for order in shuffled(kinds, stage.few(8, 2)):
+        for order in shuffled(kinds, stage.few(8, 1)):
             for kind in order:
                 found[kind].append(worker.drain(stage.tasks[kind], size, SECONDS))
     return found

@@ -26,7 +26,7 @@ def run(stage: Stage) -> Section:
     size = stage.few(10_000, 60)
     peers = [name for name in (ONCE, SINGLETON) if name in base_classes()]
     rows: list[tuple[str, tuple[Cell, ...]]] = []
-    for kind in (*policies(), *peers):
+    for kind in ("wait", "join", *peers[:1]) if stage.quick else (*policies(), *peers):
         stage.clear()
         with Overlaps(stage, places=2, commands=PLAIN_COMMANDS if kind in peers else SCRIPTS) as overlaps:
             overlaps.catch_up()
