@@ -32,14 +32,20 @@ HOLDS = {"lock_options": {"lock_ttl": 600}}
 HOLDS_BRIEFLY = {"lock_options": {"lock_ttl": 12}}
 
 
-def in_line(env: WorkerEnvironment, name: str, tag: str | None = None) -> int:
-    """Return how many messages wait for the lock of a job."""
+def tickets(env: WorkerEnvironment, name: str, tag: str | None = None) -> list[bytes]:
+    """Return the tickets of the messages that wait for the lock of a job, in order."""
     key = env.key(name, tag).replace(":lock:", ":line:")
     client: Any = env.store()
     try:
-        return int(client.zcard(key))
+        found: list[bytes] = client.zrange(key, 0, -1)
+        return found
     finally:
         client.close()
+
+
+def in_line(env: WorkerEnvironment, name: str, tag: str | None = None) -> int:
+    """Return how many messages wait for the lock of a job."""
+    return len(tickets(env, name, tag))
 
 
 def enqueue(env: WorkerEnvironment, name: str, count: int, **options: Any) -> list[AsyncResult]:
