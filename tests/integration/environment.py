@@ -115,6 +115,11 @@ class WorkerEnvironment:
         with contextlib.closing(self.store()) as client:
             return bool(client.exists(self.key(name, tag)))
 
+    def tickets(self, name: str, tag: str | None = None) -> list[bytes]:
+        """Return the tickets of the messages that wait for the lock of a job, in order."""
+        with contextlib.closing(self.store()) as client:
+            return client.zrange(self.key(name, tag).replace(":lock:", ":line:"), 0, -1)  # type: ignore[return-value]
+
     # -- results ---------------------------------------------------------------------------------
 
     def get(self, result: AsyncResult, timeout: float = SOON) -> Any:

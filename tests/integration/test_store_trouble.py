@@ -132,7 +132,7 @@ class TestRun:
         """A message in line goes on waiting: it is run once, under its lock, after the body that it waited for."""
         held = env.hold("store_run_wait")
         waiting = env.job("store_run_wait").delay(env.tag, "return")
-        until(lambda: env.lock_signals(env.key("store_run_wait"), "duplicate"), "the message waits")
+        until(lambda: env.tickets("store_run_wait"), "the message waits")
         own_store.stop()
         try:
             env.worker.wait_for_lines(waiting.id, "could not ask for its place in line")

@@ -32,20 +32,9 @@ HOLDS = {"lock_options": {"lock_ttl": 600}}
 HOLDS_BRIEFLY = {"lock_options": {"lock_ttl": 12}}
 
 
-def tickets(env: WorkerEnvironment, name: str, tag: str | None = None) -> list[bytes]:
-    """Return the tickets of the messages that wait for the lock of a job, in order."""
-    key = env.key(name, tag).replace(":lock:", ":line:")
-    client: Any = env.store()
-    try:
-        found: list[bytes] = client.zrange(key, 0, -1)
-        return found
-    finally:
-        client.close()
-
-
 def in_line(env: WorkerEnvironment, name: str, tag: str | None = None) -> int:
     """Return how many messages wait for the lock of a job."""
-    return len(tickets(env, name, tag))
+    return len(env.tickets(name, tag))
 
 
 def enqueue(env: WorkerEnvironment, name: str, count: int, **options: Any) -> list[AsyncResult]:
@@ -276,12 +265,12 @@ def test_message_is_kept(env: WorkerEnvironment) -> None:
 def test_long_messages(env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], serializer: str) -> None:
     """Messages of hundreds of kilobytes start as soon as the one before them has ended, in any serializer."""
     worker = fresh_worker(WorkerSpec("prefork", 2, conf={"accept_content": ["json", "pickle"]}))
-    job, key, queue = env.job("wait_long"), env.key("wait_long"), worker.worker_queue
+    job, queue = env.job("wait_long"), worker.worker_queue
     first = env.hold("wait_long", queue=queue)
     waiting = []
     for _ in range(3):
         waiting.append(job.apply_async((env.tag,), headers={"long": "x" * 300_000}, serializer=serializer, queue=queue))
-        until(lambda: len(env.lock_signals(key, "duplicate")) == len(waiting), "it waits")
+        until(lambda: in_line(env, "wait_long") == len(waiting), "it waits")
     env.let_go()
     assert ["held", "done", "done", "done"] == [env.get(result) for result in (first, *waiting)]
 

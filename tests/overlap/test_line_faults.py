@@ -10,7 +10,7 @@ import pytest
 from celery_singleton_lock import Policy, Replace, RunOnceMore
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
-from tests.overlap.test_line import BEFORE_A_COPY, HOLDS, assert_one_at_a_time, enqueue, order, tickets
+from tests.overlap.test_line import BEFORE_A_COPY, HOLDS, assert_one_at_a_time, enqueue, order
 from tests.servers import until
 
 pytestmark = pytest.mark.long
@@ -71,9 +71,9 @@ def test_calls_with_another_policy(env: WorkerEnvironment, policy: Policy) -> No
     first = env.hold("wait_long")
     waiting = enqueue(env, "wait_long", 2)
     (replaced,) = enqueue(env, "wait_long", 1, lock_options={"on_duplicate": policy})
-    line = tickets(env, "wait_long")
+    line = env.tickets("wait_long")
     latest = env.job("wait_long").apply_async((env.tag,), lock_options={"on_duplicate": policy})
-    until(lambda: tickets(env, "wait_long") != line, "it is in line")
+    until(lambda: env.tickets("wait_long") != line, "it is in line")
     env.let_go()
     assert ["done", "done", "done"] == [env.get(result) for result in (*waiting, latest)]
     assert [first.id, *(result.id for result in waiting), latest.id] == order(env)
