@@ -26,7 +26,7 @@ class Skip(Policy):
 
     def __post_init__(self) -> None:
         if not isinstance(self.own_retries, bool):
-            raise ConfigurationError(f"Skip: own_retries={self.own_retries!r} must be True or False")
+            raise ConfigurationError(f"{type(self).__name__}: own_retries={self.own_retries!r} must be True or False")
 
     def decide(self, duplicate: Duplicate) -> Decision:
         if duplicate.own_retry and not self.own_retries:

@@ -139,6 +139,8 @@ class Supervisor:
         self._renewer.release_later(pending)
         if delivery.is_unfinished():
             delivery.log_death(pid)
+        else:  # as after a hard time limit, or at the end of a child that has released it
+            logger.debug("Pool process %d has ended, whose last task was %s: its lock is free", pid, lease.spec.task_id)
 
 
 def _open(pid: int) -> int:
