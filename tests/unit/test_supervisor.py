@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -117,8 +118,11 @@ def test_lease_of_a_killed_child_is_freed(supervisor: Supervisor, store: FakeSto
     until(lambda: not held(store, one))
 
 
-def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
-    """A task whose lock is released for a dead child is logged, but not one that had finished before."""
+def test_release_for_a_dead_child_is_logged(
+    supervisor: Supervisor, store: FakeStore, fork: Callable[[], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task whose lock is released for a dead child is logged; one that had finished before, at DEBUG."""
+    caplog.set_level(logging.DEBUG, "celery_singleton_lock")
     known, pids = [], []
     for token, is_running in (("finished", False), ("running", True)):
         pids.append(fork())
@@ -128,6 +132,8 @@ def test_release_for_a_dead_child_is_logged(supervisor: Supervisor, store: FakeS
         until(lambda one=one: not held(store, one))
     until(lambda: known[1].dead == [pids[1]])
     assert [] == known[0].dead
+    (line,) = [record.getMessage() for record in caplog.records if "has ended" in record.getMessage()]
+    assert str(pids[0]) in line
 
 
 def test_lease_of_the_longest_ttl(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
