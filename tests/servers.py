@@ -455,7 +455,7 @@ class RabbitMQServer:
         """Return its URL as a Celery broker."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
-    def start(self, timeout: float = 60.0) -> RabbitMQServer:
+    def start(self, timeout: float = 180.0) -> RabbitMQServer:
         """Start port mapper and node, and wait until clients can connect.
 
         Raises:

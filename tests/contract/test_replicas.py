@@ -138,8 +138,9 @@ def test_connections_are_made_anew(pair: Pair, lease_request: MakeRequest) -> No
     clone.close()
 
 
-def test_too_few(pair: Pair, lease_request: MakeRequest) -> None:
+def test_too_few(pair: Pair, lease_request: MakeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With two wanted, one replica is not enough."""
+    monkeypatch.setattr("celery_singleton_lock.store.redis.store.WAIT_MARGIN", TIMEOUT / 2)
     pair.store.acquire(lease_request("first"))  # so that the server knows the script
     store = RedisStore(connector(pair.primary.url(), {}), TIMEOUT, None, 5, replicas=2)
     with pytest.raises(StoreUnavailable, match="1 replicas have its answer, but singleton_lock_replicas is 2"):

@@ -294,6 +294,7 @@ def commands_before_a_copy(
         node.wait_for_lines(result.id, cost.logged)
         decided = scripts_of(monitor.so_far())
         if cost.look:
+            decided = decided[: len(cost.decided.split())]  # it may have looked already
             node.wait_for_lines(result.id, "received", count=3)
         cooldown_ends = env.starts(tag)[0]["at"] + (getattr(job, "lock_at_least", 0) or 0)
         until(lambda: time.monotonic() > cooldown_ends, "the holder's end leaves no cooldown")
