@@ -161,7 +161,7 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
     with locked(task):
         copy, done = kept(task)
         for _ in range(3):
-            assert copies.handle(copy) == pytest.approx(20, abs=0.2)
+            assert copies.handle(copy) == pytest.approx(20, abs=2)
         assert [] == done == messages(task)
         number, waited = copy.attempt.retry_state.copy, copy.attempt.retry_state.waited
         copy.received -= LONGEST_DELAY
@@ -170,7 +170,7 @@ def test_copy_of_a_message_that_goes_on_waiting(singleton: Singleton, app: Celer
         assert ["limit 4", "acknowledged"] == done
     state = following.headers[RETRY_STATE_HEADER]
     assert ("id-1", True) == (state["original_id"], state["copy"] > number)
-    assert state["waited"] == pytest.approx(waited + 20, abs=0.2)
+    assert state["waited"] == pytest.approx(waited + 20, abs=2)
     assert "copy" != following.headers["id"] != "id-1"
 
 
@@ -188,7 +188,7 @@ def test_copy_that_comes_again(singleton: Singleton, app: Celery, fails: bool) -
             assert FIRST_RETRY == copies.handle(copy)
     with locked(task):
         for one in (copy, copy, kept(task)[0]):
-            assert copies.handle(one) == pytest.approx(20, abs=0.2)
+            assert copies.handle(one) == pytest.approx(20, abs=2)
     assert [] == done
 
 
@@ -228,7 +228,7 @@ def test_copy_that_may_not_stay_until_it_is_due(
     copies.end()
     (following,) = messages(task)
     state = following.headers[RETRY_STATE_HEADER]
-    assert (pytest.approx(due, abs=0.2), True) == (state["due"], state["copy"] > TICKET.copy)
+    assert (pytest.approx(due, abs=2), True) == (state["due"], state["copy"] > TICKET.copy)
     assert 0.9 < now() - copy.received < 60
 
 
