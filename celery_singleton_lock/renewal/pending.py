@@ -66,10 +66,15 @@ class PendingReleases:
     """
 
     def __init__(
-        self, store: LockStore, on_refused: Callable[[StoreError, LeaseSpec], object], clock: Callable[[], float]
+        self,
+        store: LockStore,
+        on_refused: Callable[[StoreError, LeaseSpec], object],
+        clock: Callable[[], float],
+        on_unavailable: Callable[[StoreError], object],
     ) -> None:
         self._store = store
         self._on_refused = on_refused
+        self._on_unavailable = on_unavailable  # called at each attempt that the store does not answer
         self._clock = clock
         self._pending: dict[str, PendingRelease] = {}
 
@@ -90,7 +95,8 @@ class PendingReleases:
             pending.due = time + pending.interval
             try:
                 pending.send(self._store, max(0.01, min(pending.spec.ttl / 6, until - time)))
-            except StoreUnavailable:  # for the others, too
+            except StoreUnavailable as error:  # for the others, too
+                self._on_unavailable(error)
                 return pending.due
             except StoreError as error:  # it refuses, and will refuse again
                 pending.confirmed = 2

@@ -53,7 +53,8 @@ class RenewalHandler(Protocol[L_contra]):
 class Renewer(Generic[L]):
     """Renews the leases of one process.
 
-    `on_error` is called with unexpected errors, and with the spec of the lease that one is about.
+    `on_error` is called with unexpected errors, and with the spec of the lease that one is about; `on_unreleased` when the store
+    does not answer a pending release.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Renewer(Generic[L]):
         handler: RenewalHandler[L],
         on_error: Callable[..., object],
         clock: Callable[[], float] = now,
+        on_unreleased: Callable[[StoreError], object] = lambda error: None,
     ) -> None:
         self._store = store
         self._handler = handler
         self._clock = clock
         self._leases: dict[str, L] = {}
-        self._pending = PendingReleases(store, on_error, clock)
+        self._pending = PendingReleases(store, on_error, clock, on_unreleased)
         self._planned = math.inf  # when the thread renews next
         self._loop = BackgroundLoop(self.renew_due, on_error, clock)
 

@@ -78,7 +78,7 @@ class Supervisor:
     ) -> None:
         self._clock = clock
         self._on_failure = on_failure  # called when a call fails
-        self._renewer: Renewer[ChildLease] = Renewer(store, self, on_error, clock)
+        self._renewer: Renewer[ChildLease] = Renewer(store, self, on_error, clock, self._not_released)
         self._children: dict[int, _Child] = {}
         self._mutex = threading.Lock()
         self._loop = BackgroundLoop(self.watch_children, on_error, clock)
@@ -110,6 +110,10 @@ class Supervisor:
         self._on_failure("renew", error)
         for lease in leases:
             lease.due = self._clock() + lease.spec.ttl / 12
+
+    def _not_released(self, error: StoreError) -> None:
+        logger.debug("Locks of dead pool processes could not be released yet: %s", error)
+        self._on_failure("release", error)
 
     def stopped(self, lease: ChildLease) -> None:
         """Do nothing: the child finds out for itself."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from celery_singleton_lock.config.options import LONGEST
-from celery_singleton_lock.errors import StoreUnavailable
+from celery_singleton_lock.errors import StoreError, StoreUnavailable
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.protocol import AcquireStatus, Released
@@ -225,6 +225,22 @@ def test_store_away_at_a_death(supervisor: Supervisor, store: FakeStore, fork: C
     assert held(store, one)
     store.failure = None
     until(lambda: not held(store, one))
+
+
+def test_release_that_fails_is_reported(store: FakeStore, fork: Callable[[], int]) -> None:
+    """While the store is away, each failed release for a dead child is reported."""
+    failures: list[tuple[str, StoreError]] = []
+    supervisor = Supervisor(store, print, on_failure=lambda verb, error: failures.append((verb, error)))
+    pid, one = fork(), lease_request("one")
+    store.acquire(one)
+    accept(supervisor, pid, one)
+    store.failure = StoreUnavailable("away")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: ("release", store.failure) in failures)
+    store.failure = None
+    until(lambda: not held(store, one))
+    supervisor._loop.end()
+    supervisor._renewer.end()
 
 
 def test_store_error_does_not_end_the_watch(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
