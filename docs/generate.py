@@ -71,7 +71,7 @@ def default_of(option: Option) -> str:
 
 def policies() -> str:
     rows = [(f'`"{name}"`', f"`{policy!r}`", described(policy)[0]) for name, policy in NAMED.items()]
-    for cls in (cls for cls in KINDS if cls not in {type(policy) for policy in NAMED.values()}):
+    for cls in (cls for cls, name in KINDS.items() if name not in NAMED):
         arguments = ", ".join(
             one.name if one.default is MISSING else f"{one.name}={one.default!r}" for one in fields(cls)
         )
