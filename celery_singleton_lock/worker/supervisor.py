@@ -144,7 +144,8 @@ class Supervisor:
         if delivery.is_unfinished():
             delivery.log_death(pid)
         else:  # as after a hard time limit, or at the end of a child that has released it
-            logger.debug("Pool process %d has ended, whose last task was %s: its lock is free", pid, lease.spec.task_id)
+            text = "Pool process %d has ended: the lock of its last task, %s, is released now if it was not before"
+            logger.debug(text, pid, lease.spec.task_id)
 
 
 def _open(pid: int) -> int:
