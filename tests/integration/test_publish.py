@@ -292,6 +292,18 @@ def test_revoked_body_keeps_its_lock(env: WorkerEnvironment) -> None:
     env.wait_for("end")  # and not a result: Celery 5.6 stores REVOKED also for a body that runs
 
 
+def test_call_in_a_cooldown_whose_result_has_expired(env: WorkerEnvironment) -> None:
+    """A call that meets a cooldown is sent, and ends as skipped, if the result of the run before it has expired."""
+    first = env.job("publish_throttled").delay(env.tag)
+    assert "done" == env.get(first)
+    assert first.id == env.job("publish_throttled").delay(env.tag).id
+    first.forget()
+    second = env.job("publish_throttled").delay(env.tag)
+    assert (first.id, "cooldown") == (second.duplicate.task_id, second.duplicate.state)
+    assert second.id != first.id
+    assert env.get(second) is None
+
+
 def test_failed_publish(env: WorkerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
     """A publish that fails frees the lock at once, and raises its own error."""
 

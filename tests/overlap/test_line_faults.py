@@ -1,4 +1,4 @@
-"""What the line bears: publications that fail, workers that are busy, and calls with other policies."""
+"""What the line bears: failed publications, busy workers, calls with other policies, one id used twice, too many starts."""
 
 from __future__ import annotations
 
@@ -78,3 +78,27 @@ def test_calls_with_another_policy(env: WorkerEnvironment, policy: Policy) -> No
     assert ["done", "done", "done"] == [env.get(result) for result in (*waiting, latest)]
     assert [first.id, *(result.id for result in waiting), latest.id] == order(env)
     assert replaced.id not in order(env)
+
+
+def test_two_messages_with_one_id(env: WorkerEnvironment) -> None:
+    """Two messages in one line with the same task id, and other arguments, both run: the second one, with its delayed copy."""
+    first = env.hold("wait", **HOLDS)
+    (waiting,) = enqueue(env, "wait", 1)
+    enqueue(env, "wait", 1, kwargs={"acts": ["return", "return"]}, task_id=waiting.id)
+    env.let_go()
+    until(lambda: len(env.events("end")) == 3, "all have run")
+    assert [first.id, waiting.id, waiting.id] == order(env)
+    assert_one_at_a_time(env)
+
+
+def test_head_that_was_started_too_often(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
+    """If the first in line may not start, the next one starts at once."""
+    node = fresh_worker(WorkerSpec("prefork", 2))
+    queue = node.worker_queue
+    env.hold("wait_once", queue=queue)
+    (refused,) = enqueue(env, "wait_once", 1, queue=queue)
+    (other,) = enqueue(env, "wait_again", 1, queue=queue)
+    env.kill_body(env.starts()[0])
+    assert "TooManyStarts" == type(env.error(refused)).__name__
+    assert "done" == env.get(other, BEFORE_A_COPY)
+    assert refused.id not in order(env)
