@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_singleton_lock.clock import duration_text
 from celery_singleton_lock.texts import printable
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(NamedTuple):
     """The delivery that holds a lock.
 
     Arguments:
@@ -44,11 +42,11 @@ class Holder:
     def with_renewal(self, renewed: float, ttl: float) -> Holder:
         """Return the same with the time since its process renewed its lease, of a `lock_ttl`, if a body runs."""
         renewed = max(0.0, renewed)
-        return replace(self, renewed=renewed, hung=renewed > ttl) if self.state == "running" else self
+        return self._replace(renewed=renewed, hung=renewed > ttl) if self.state == "running" else self
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return {**vars(self)}
+        return self._asdict()
 
     def __str__(self) -> str:
         expires = f"expires in {duration_text(self.remaining)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from decimal import Decimal
 from typing import Any
@@ -18,7 +17,7 @@ from celery_singleton_lock.delivery.routing import destination
 #: Types that a header can have. A receiver of `task_prerun` may have put anything else on the request.
 _SENDABLE = (str, int, float, Decimal, bytes, datetime, list, dict, type(None))
 #: Headers by which RabbitMQ finds cycles of dead letters. It would drop the message.
-_DEAD_LETTER = re.compile(r"x-(death$|first-death-|last-death-)")
+_DEAD_LETTER = ("x-death", "x-first-death-", "x-last-death-")
 #: Properties that Celery and Kombu make anew for each message. The others are the publisher's.
 _OWN_PROPERTIES = {
     *("correlation_id", "reply_to", "priority", "expiration", "delivery_info", "delivery_tag", "body_encoding"),
@@ -67,4 +66,4 @@ def _headers(request: Any) -> dict[str, Any]:
 
 
 def _without_dead_letters(headers: dict[str, Any] | None) -> dict[str, Any]:
-    return {name: value for name, value in (headers or {}).items() if not _DEAD_LETTER.match(name)}
+    return {name: value for name, value in (headers or {}).items() if not name.startswith(_DEAD_LETTER)}

@@ -12,7 +12,7 @@ from celery_singleton_lock.delivery.delays import has_quorum_queues
 #: The exchange from which RabbitMQ delivers delayed messages (`kombu.transport.native_delayed_delivery`). Its routing keys
 #: begin with the delay in bits.
 _DELAYED = "celery_delayed_delivery"
-_DELAY_BITS = re.compile(r"^(?:[01]\.){28}")
+_DELAY_BITS = r"^(?:[01]\.){28}"
 
 
 def destination(app: Any, request: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _sources(app: Any, request: Any) -> Iterator[tuple[Any, Any, str]]:
     name, key = info.get("exchange") or "", info.get("routing_key") or ""
     is_delayed = name.endswith(_DELAYED)
     if is_delayed:
-        key = _DELAY_BITS.sub("", key)
+        key = re.sub(_DELAY_BITS, "", key)
     for queue in app.amqp.queues.values() if name else ():
         for binding in queue.bindings or (queue,):
             exchange = binding.exchange

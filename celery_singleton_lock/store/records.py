@@ -6,7 +6,7 @@ A call without `RunRecord` records nothing (`singleton_lock_stats=False`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -26,6 +26,7 @@ BOUNDS = ("0.1", "1", "5", "15", "60", "300", "900", "3600", "14400", "inf")
 LONGEST_ERROR = 100
 #: Separates the fields of an entry of the registry and of the history.
 SEPARATOR = "\x1f"
+_EMPTY: Mapping[str, int] = MappingProxyType({})
 #: Name of a pause of a whole task name, among those of single lock keys.
 WHOLE_TASK = "*"
 
@@ -124,8 +125,7 @@ class Run(NamedTuple):
         return {**self._asdict(), "duration": self.duration}
 
 
-@dataclass(frozen=True)
-class Statistics:
+class Statistics(NamedTuple):
     """The counters of one task name or lock group, and its locks now.
 
     Arguments:
@@ -140,8 +140,8 @@ class Statistics:
     """
 
     task: str
-    counters: Mapping[str, int] = field(default_factory=dict)
-    states: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, int] = _EMPTY
+    states: Mapping[str, int] = _EMPTY
     oldest: float = 0.0
     blocked: int = 0
     oldest_reservation: float = 0.0
@@ -161,7 +161,7 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
-        return asdict(self)
+        return {**self._asdict(), "counters": {**self.counters}, "states": {**self.states}}
 
 
 def task_of(base: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.holder import Holder
@@ -307,7 +306,7 @@ def rounded(answer: Any) -> Any:
         return answer._replace(holder=rounded(answer.holder), **times)
     if isinstance(answer, Holder):
         renewed = None if answer.renewed is None else round(answer.renewed, 2)
-        return replace(answer, age=round(answer.age, 2), remaining=round(answer.remaining, 2), renewed=renewed)
+        return answer._replace(age=round(answer.age, 2), remaining=round(answer.remaining, 2), renewed=renewed)
     return answer
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -367,7 +366,7 @@ def test_redelivery_that_waits(env: WorkerEnvironment, age: float, outcome: str)
     until(lambda: [redelivered] == [one["task_id"] for one in asked(env)], "it is received")
     key = leave_lock(env, env.worker.hostname(), redelivered)
     base, (lock,) = key.rpartition(":lock:")[0], locks.show(env.app, key)
-    (answer,) = releasing.answers_of(env.app, [replace(lock.holder, age=age)], SOON)
+    (answer,) = releasing.answers_of(env.app, [lock.holder._replace(age=age)], SOON)
     spec = releasing.ReleaseReport("", key, lock.holder, answer)
     assert outcome == releasing.revoke(context_of(env.app).store, base, spec, False, False).outcome
     locks.release(env.app, key, force=True)  # else the message would wait in the worker beside the next tests
@@ -704,7 +703,7 @@ def test_body_whose_lease_has_ended(env: WorkerEnvironment, pool: str) -> None:
     until(
         lambda: [(lock.holder.pid, held)] == [(one["pid"], one["held"]) for one in asked(env, "capped")], "it is named"
     )
-    assert [releasing.RUNNING] == releasing.answers_of(env.app, [replace(lock.holder, age=60.0)], SOON)
+    assert [releasing.RUNNING] == releasing.answers_of(env.app, [lock.holder._replace(age=60.0)], SOON)
     env.let_go()
     until(lambda: not asked(env, "capped"), "it has ended")
 
