@@ -153,3 +153,7 @@ class Lease:
         is_over = state.lost or state.stopped or state.ended or state.spec.pid != os.getpid()
         if is_over or not state.verify(state):
             raise LockLost(self.key)
+
+
+#: Outside of a body with a lock.
+NO_LEASE = Lease("")

@@ -23,7 +23,7 @@ from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import attempt_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Lease
+from celery_singleton_lock.lease import NO_LEASE, Lease
 from celery_singleton_lock.line.copies import copies_of
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.policies import Policy, PolicyName
@@ -187,7 +187,7 @@ class SingletonMixin:
     def lease(self: Any) -> Lease:
         """The lock of the body that runs now; one that is not `protected` outside of a body."""
         attempt = attempt_of(self)
-        return attempt.lease if attempt else Lease("")
+        return attempt.lease if attempt else NO_LEASE
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """Return the lock key of a call with these arguments.

@@ -7,9 +7,10 @@ from typing import Any
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import ProcessContext
+from celery_singleton_lock.delivery.properties import Delivery
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.lease import Lease, LeaseState
+from celery_singleton_lock.lease import NO_LEASE, LeaseState
 from celery_singleton_lock.log import TaskLog, about
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.store.protocol import LockStore
@@ -30,12 +31,13 @@ class Attempt:
     context: ProcessContext  # of this process
     store: LockStore  # of the context, or one of its own for a thread that handles copies
     spec: LeaseSpec
+    delivery: Delivery
 
     def __init__(self, task: Any = None, request: Any = None) -> None:
         self.task = task
         self.request = request  # Celery's
         self.retry_state = RetryState() if request is None else retry_state_of(request)
-        self.lease = Lease("")  # what the body sees
+        self.lease = NO_LEASE  # what the body sees
         self.state: LeaseState | None = None  # of the lease; None where no lock is acquired
         self.pending: PendingRelease | None = None  # a release that needs the outcome of the task
         self.is_replaced = False  # its task has published another one with its id (`Task.replace`)

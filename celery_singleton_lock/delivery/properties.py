@@ -40,14 +40,15 @@ def mapping_of(properties: Any) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-def take_token(request: Any) -> str:
-    """Return the token of a request's delivery, or a new one; leave none in the request, which users may copy."""
+def take_delivery(request: Any) -> Delivery:
+    """Return a request's delivery, with a new token if it has none; leave none in the request, which users may copy."""
     delivery = delivery_of(request)
     request.properties = {**mapping_of(request.properties), PROPERTY: delivery._replace(token="")}
-    return delivery.token or new_token()
+    return delivery if delivery.token else delivery._replace(token=new_token())
 
 
 def delivery_of(request: Any) -> Delivery:
     """Return what the worker has noted of a request's delivery."""
-    found = mapping_of(request.properties).get(PROPERTY)
+    properties = request.properties
+    found = properties.get(PROPERTY) if isinstance(properties, dict) else None
     return Delivery(*found) if isinstance(found, tuple) else Delivery()  # a message cannot bring a tuple

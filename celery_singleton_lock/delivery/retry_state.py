@@ -32,10 +32,15 @@ class RetryState(NamedTuple):
         return not (self.times or self.redelivery_checks or self.ticket or self.follows)
 
 
+_FIRST = RetryState()
+
+
 def retry_state_of(request: Any) -> RetryState:
     """Return how often the message of a request was published again."""
     # Not from `request.headers`: Datadog and older Sentry nest a dict in the headers, and Celery then shows only that one.
-    found = request.get(RETRY_STATE_HEADER) or {}
+    found = request.get(RETRY_STATE_HEADER)
+    if not found:
+        return _FIRST
     return RetryState(**{name: found[name] for name in RetryState._fields if name in found})
 
 

@@ -1,9 +1,11 @@
 """The names of the keys of a store, how long what is in them lives, and the tokens that are no secret.
 
-`base` is what all keys of a task name, or of a lock group, start with.
+`base` is what all keys of a task name, or of a lock group, start with; the names that each run needs are made once for it.
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 #: How long a store remembers that a delivery succeeded while a redelivery of its message waited, in seconds.
 COMPLETED_TTL = 3600.0
@@ -24,11 +26,13 @@ def starts_key(base: str, digest: str) -> str:
     return f"{base}:starts:{digest}"
 
 
+@cache
 def task_keys(base: str) -> tuple[str, str, str]:
     """Return the keys that a task name has once: of its last fence, its recent grants and its revoked tokens."""
     return f"{base}:fence", f"{base}:recent", f"{base}:revoked"
 
 
+@cache
 def record_keys(base: str) -> tuple[str, str, str]:
     """Return the keys of a task name's records: the leases that exist, the counters, and the last runs."""
     return f"{base}:registry", f"{base}:stats", f"{base}:history"
@@ -39,6 +43,7 @@ def check_key(base: str) -> str:
     return f"{base}:check"
 
 
+@cache
 def pauses_key(base: str) -> str:
     """Return the key of operators' pauses."""
     return f"{base}:pauses"

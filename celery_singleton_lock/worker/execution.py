@@ -15,7 +15,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.config.task_config import config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import ATTEMPT, Attempt
-from celery_singleton_lock.delivery.properties import delivery_of, take_token
+from celery_singleton_lock.delivery.properties import take_delivery
 from celery_singleton_lock.delivery.recording import record_acquire, record_end
 from celery_singleton_lock.delivery.retry_state import forget_retry_state, lock_options_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError, StoreUnavailable
@@ -62,7 +62,7 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
     record_acquire(attempt)
     # From now on `after_run` releases what the store may have granted.
     attempt.state = state = LeaseState(attempt.spec, task)
-    state.sends_events = delivery_of(request).events
+    state.sends_events = attempt.delivery.events
     try:
         result, sent_at = _acquire(attempt)
         while result.status is not AcquireStatus.GRANTED:
@@ -86,13 +86,13 @@ def run_locked(task: Any, request: Any, args: Sequence[Any], kwargs: Mapping[str
 def _prepare(attempt: Attempt, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Say what this delivery wants of which store."""
     task, request, config, options = attempt.task, attempt.request, attempt.config, attempt.options
-    delivery = delivery_of(request)
+    attempt.delivery = delivery = take_delivery(request)
     attempt.context = context_of(task.app, single=delivery.supervised)
     attempt.store = attempt.context.store
     attempt.spec = LeaseSpec(
         config.base,
         config.digest(args, kwargs),
-        take_token(request),
+        delivery.token,
         options.lock_ttl,
         request.id,
         request.hostname or gethostname(),

@@ -101,7 +101,7 @@ class ClockedRedisStore(RedisStore):
         self._time = str(round(time * 1e6))
 
     def run(self, call: ScriptCall, timeout: float | None = None, once: bool = False) -> Any:
-        return self._evaluate(call.script, *call.texts)
+        return self._evaluate(call.script, *call.texts[2:])
 
     def command(self, *words: str, timeout: float | None = None) -> Any:
         return self._evaluate(_COMMAND, "0", *words)

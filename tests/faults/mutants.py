@@ -197,7 +197,7 @@ MUTANTS = (
     Mutant(
         "a script that the store has forgotten is sent again",
         "store/redis/store.py",
-        "            return self._pool.execute(call.command(with_text=True), deadline, once)",
+        "            return self._pool.execute(call.with_text(), deadline, once)",
         "            from celery_singleton_lock.errors import StoreUnavailable\n\n"
         '            raise StoreUnavailable("forgotten") from None',  # a worker starts nevertheless
         "test_store_faults.py::test_nothing_lost[prefork-SCRIPT FLUSH]",

@@ -7,7 +7,7 @@ import pickle
 
 from celery.app.task import Context
 
-from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, new_token, take_token
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, new_token, take_delivery
 
 
 def test_token_is_not_shown() -> None:
@@ -24,7 +24,7 @@ def test_request_loses_its_token() -> None:
     """A request whose token was taken has none that a body could copy or pickle; the rest of its delivery stays."""
     token = new_token()
     request = Context({"properties": {PROPERTY: (token, "application/json", True, True), "mine": 1}})
-    assert token == take_token(request)
+    assert token == take_delivery(request).token
     for properties in (request.properties, copy.deepcopy(request.properties)):
         assert token not in f"{tuple(properties[PROPERTY])}"
     assert token.encode() not in pickle.dumps(request.properties)
@@ -34,11 +34,11 @@ def test_request_loses_its_token() -> None:
 
 def test_request_without_a_token() -> None:
     """A delivery that no worker of ours has named gets a token of its own, each time."""
-    assert take_token(Context()) != take_token(Context())
+    assert take_delivery(Context()).token != take_delivery(Context()).token
     assert Delivery() == delivery_of(Context())
 
 
 def test_token_is_never_taken_from_a_message() -> None:
     """A publisher's own value in the property of that name is not used as a token."""
     for forged in ("token", ["token"], {"token": 1}, None):
-        assert "token" != take_token(Context({"properties": {PROPERTY: forged}}))
+        assert "token" != take_delivery(Context({"properties": {PROPERTY: forged}})).token

@@ -22,7 +22,7 @@ from kombu.message import Message
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.context import ProcessContext, context_of, replace_context
-from celery_singleton_lock.delivery.properties import Delivery, delivery_of, take_token
+from celery_singleton_lock.delivery.properties import Delivery, delivery_of, take_delivery
 from celery_singleton_lock.testing import memory_store
 from celery_singleton_lock.worker import request as worker
 from celery_singleton_lock.worker.bootstep import SingletonStep
@@ -100,7 +100,7 @@ def test_properties_that_are_no_mapping(app: Celery, properties: Any) -> None:
     assert request._lease_request(1).token == delivery_of(Context(request.request_dict)).token
     context = Context({**request.request_dict, "properties": properties})
     assert Delivery() == delivery_of(context)
-    assert 32 == len(take_token(context))
+    assert 32 == len(take_delivery(context).token)
     assert Delivery() == delivery_of(context)
 
 

@@ -30,16 +30,15 @@ Features = Mapping[str, Words]
 
 
 class ScriptCall(Command):
-    """A script, and the words of its call that come after it."""
+    """A call of a script by its digest."""
 
     def __init__(self, found: Script, *words: str) -> None:
-        super().__init__(*words)
+        super().__init__("EVALSHA", found.digest, *words)
         self.script, self.digest = found.text, found.digest
 
-    def command(self, with_text: bool = False) -> Command:
-        """Return what runs the script: by its digest, or with its text where the server does not know it."""
-        head = ("EVAL", self.script) if with_text else ("EVALSHA", self.digest)
-        command = Command(*head, *self.texts)
+    def with_text(self) -> Command:
+        """Return the call for a server that does not know the script."""
+        command = Command("EVAL", self.script, *self.texts[2:])
         command.optional = self.optional
         return command
 
@@ -49,10 +48,10 @@ def script_call(
 ) -> ScriptCall:
     """Return a call with the keys and arguments of its features after its own."""
     found = script(verb, frozenset(features))
-    if features:
-        used = [features[name] for name in found.features]
-        keys = [*keys, *[key for words in used for key in words.keys]]
-        arguments = [*arguments, *[argument for words in used for argument in words.arguments]]
+    keys, arguments = [*keys], [*arguments]
+    for name in found.features:
+        keys += features[name].keys
+        arguments += features[name].arguments
     return ScriptCall(found, str(len(keys)), *keys, *arguments)
 
 

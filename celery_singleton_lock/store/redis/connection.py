@@ -77,7 +77,7 @@ class _DeadlineSocket:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("recv", "recv_into", "sendall"):
-            left = self._connection.socket_timeout
+            left = max(0.001, self._connection.deadline - time.monotonic())  # its `socket_timeout`
             if abs(left - self._timeout) >= 0.001:
                 self._timeout = left
                 self._sock.settimeout(left)

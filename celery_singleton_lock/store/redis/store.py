@@ -156,9 +156,9 @@ class RedisStore:
         """Run a script; return the reply. `once`: it is not sent again after a connection broke."""
         deadline = self._deadline(timeout)
         try:
-            return self._pool.execute(call.command(), deadline, once)
+            return self._pool.execute(call, deadline, once)
         except NoScriptError:
-            return self._pool.execute(call.command(with_text=True), deadline, once)
+            return self._pool.execute(call.with_text(), deadline, once)
 
     def _run_on_replicas(self, call: ScriptCall, timeout: float | None) -> Any:
         """Run a script, and wait until enough replicas have what it wrote; return the reply.
@@ -195,8 +195,9 @@ class RedisStore:
             return self._run_all(calls, deadline, with_text=True)
 
     def _run_all(self, calls: Sequence[Command], deadline: float, with_text: bool = False) -> list[Any]:
-        commands = [call.command(with_text) if isinstance(call, ScriptCall) else call for call in calls]
-        replies: list[Any] = self._pool.execute(Batch(commands), deadline)
+        if with_text:
+            calls = [call.with_text() if isinstance(call, ScriptCall) else call for call in calls]
+        replies: list[Any] = self._pool.execute(Batch(calls), deadline)
         return replies
 
     def command(self, *words: str, timeout: float | None = None) -> Any:
