@@ -24,14 +24,11 @@ from celery_singleton_lock.delivery.attempt import attempt_of
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import NO_LEASE, Lease
-from celery_singleton_lock.line.copies import copies_of
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.policies import Policy, PolicyName
 from celery_singleton_lock.publish import is_locked_at_publish, publish
 from celery_singleton_lock.result import SingletonResult
 from celery_singleton_lock.worker.awaitable import problem_of_async
-from celery_singleton_lock.worker.release import connect
-from celery_singleton_lock.worker.request import request_class
 from celery_singleton_lock.worker.wrapping import defined_in, install, users_call
 
 
@@ -120,7 +117,6 @@ class SingletonMixin:
             install(cls)
             # By name, as a publisher should not import it.
             app.steps["worker"].add("celery_singleton_lock.worker.bootstep:SingletonStep")
-            connect()
         return bound
 
     def delay(self, *args: Any, **kwargs: Any) -> SingletonResult:
@@ -223,6 +219,10 @@ class SingletonMixin:
 
     def start_strategy(self: Any, app: Any, consumer: Any, **kwargs: Any) -> Any:
         """Have each delivery get a token, and delayed copies be kept. Celery calls this in a worker for each of its tasks."""
+        # Imported here, as a publisher needs neither.
+        from celery_singleton_lock.line.copies import copies_of
+        from celery_singleton_lock.worker.request import request_class
+
         if not getattr(type(self).__call__, "_singleton", False):
             return super().start_strategy(app, consumer, **kwargs)  # type: ignore[misc]
         self.Request = request_class(self.Request, app, consumer)

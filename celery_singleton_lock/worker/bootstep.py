@@ -20,7 +20,7 @@ from celery_singleton_lock.log import logger
 from celery_singleton_lock.native import CallbackRunner
 from celery_singleton_lock.renewal.loop import BackgroundLoop
 from celery_singleton_lock.store.protocol import LockStore
-from celery_singleton_lock.worker import control  # noqa: F401 - registers its command
+from celery_singleton_lock.worker import control, execution  # noqa: F401 - its command; before the pool forks
 from celery_singleton_lock.worker.checks import check_delays, check_results, check_store, checked_options
 from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages, watch
 from celery_singleton_lock.worker.failures import FailureChannel

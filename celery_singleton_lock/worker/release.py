@@ -23,11 +23,6 @@ from celery_singleton_lock.reports.events import send
 from celery_singleton_lock.store.requests import AfterRelease
 
 
-def connect() -> None:
-    """Have `after_run` called after each task; connecting again has no effect."""
-    task_postrun.connect(after_run, weak=False, dispatch_uid=__package__)
-
-
 def release(attempt: Attempt, state: LeaseState, success: bool, kept: AfterRelease | None = None) -> None:
     """Release a lease once its body is over; what cannot be done yet becomes a pending release."""
     spec, renewer = state.spec, attempt.context.renewer
@@ -94,3 +89,6 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
                 pending.send(attempt.store)
             except StoreError as error:  # the renewal thread tries again
                 context.outages.log(attempt.log(), "may run again when it is redelivered: %s", error)
+
+
+task_postrun.connect(after_run, weak=False)

@@ -10,7 +10,6 @@ from celery.exceptions import TaskPredicate
 from celery_singleton_lock.config.task_config import refuse_wrong
 from celery_singleton_lock.delivery.attempt import ATTEMPT, attempt_of
 from celery_singleton_lock.worker.celery_internals import get_current_task, protect
-from celery_singleton_lock.worker.execution import run_locked
 
 
 def install(cls: Any) -> None:
@@ -36,6 +35,8 @@ def _wrapped(cls: Any) -> Any:
     original = users_call(cls)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from celery_singleton_lock.worker.execution import run_locked  # here, as a publisher does not need it
+
         refuse_wrong(self)
         request = self.request_stack.top
         call = original or Task.__call__
