@@ -12,7 +12,8 @@ from celery.utils.dispatch import Signal
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
 #: ``lease``: the body has ended and its lock was released, or kept without it: for a cooldown (`lock_at_least`), or for an own
-#: retry (``lock_from="publish"``). Not sent for a lost lease, nor if the store was unreachable.
+#: retry (``lock_from="publish"``). With ``lock_until="start"``, sent before the body. Not sent for a lost lease, nor if the
+#: store was unreachable or the process of the body has died.
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 
 #: ``lease``: the lease was renewed.

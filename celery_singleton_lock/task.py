@@ -63,8 +63,8 @@ class SingletonMixin:
         lock_at_most: seconds after which the lease of a body that still runs is lost, from 1 to a year; above
             `lock_at_least`. Default: none.
         on_lock_lost: `"warn"`, or `"raise"`: `LockLost` is raised inside the body. Default: `"warn"`.
-        on_store_error: if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a
-            warning, or `"raise"`. Default: `"retry"`.
+        on_store_error: if the store is unreachable when a task starts: `"retry"` later, for an hour in all, `"run"`
+            unprotected with a warning, or `"raise"`. Default: `"retry"`.
         max_starts: a number of crashed starts a day, or a `MaxStarts`, after which a delivery fails with
             `TooManyStarts`. Default: none.
     """

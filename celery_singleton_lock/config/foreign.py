@@ -15,7 +15,7 @@ from celery_singleton_lock.errors import ConfigurationError
 _FOREIGN_OPTIONS = {
     "lock_expiry": 'lock_at_most or lock_at_least, with lock_from="publish"',
     "raise_on_duplicate": 'on_duplicate="raise" with lock_from="publish"',
-    "once": 'unique_on, on_duplicate, lock_at_most and lock_until="start", with lock_from="publish"',
+    "once": 'unique_on, on_duplicate and lock_until="start" or lock_at_most, with lock_from="publish"',
     "heimdall": 'lock_key, on_duplicate, lock_at_most and lock_at_least, with lock_from="publish"',
     "ttl": "lock_ttl",
     "unique": "unique_on",

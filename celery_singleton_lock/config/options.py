@@ -161,8 +161,8 @@ class Options:
         '`"warn"`, or `"raise"`: `LockLost` is raised inside the body')
     on_store_error: OnStoreError = _row(  # noqa: RUF009
         "retry", get_args(OnStoreError).__contains__, "be one of 'retry', 'run', 'raise'",
-        'if the store is unreachable when a task starts: `"retry"` later, `"run"` unprotected with a warning, '
-        'or `"raise"`')
+        'if the store is unreachable when a task starts: `"retry"` later, for an hour in all, `"run"` unprotected '
+        'with a warning, or `"raise"`')
     max_starts: MaxStarts | None = _row(  # noqa: RUF009
         None, _is_max_starts, "be a whole number from 1 or a MaxStarts",
         "a number of crashed starts a day, or a `MaxStarts`, after which a delivery fails with `TooManyStarts`",
@@ -216,8 +216,8 @@ class Settings:
         "bytes up to which the store keeps a message that waits in line; a longer one starts late, and a WARNING says so")
     pool_limit: int = _row(
         10, is_limit, "be a number from 1",
-        "connections that a threads, gevent or eventlet worker may open, at least 2; "
-        "a prefork child and a main process open one or two each")
+        "connections that a threads, gevent or eventlet worker may open for bodies and renewals, at least 2, and one for its "
+        "line; a prefork child and a main process open one or two each")
     options: Mapping[str, Any] = field(default_factory=dict)  # Celery's transport options that go with the URL
     tls: Mapping[str, Any] | None = None  # Celery's certificate options that go with the URL
     url_name: str = "singleton_lock_url"  # the setting that the URL comes from, as the user spells it

@@ -141,12 +141,13 @@ def _note_grant(attempt: Attempt, state: LeaseState, result: AcquireResult, sent
 
 def _run_granted(attempt: Attempt, state: LeaseState, body: Body) -> Any:
     """Run the body with its lock, or with ``lock_until="start"`` without."""
+    attempt.lease = Lease(state.spec.lock, state)
     if attempt.options.lock_until == "start":
         state.spec.record = RunRecord(outcome="started")
+        send(signals.lock_acquired, state.task, lease=attempt.lease)
         release(attempt, state, success=False)
         attempt.lease = Lease(state.spec.lock)
         return body()
-    attempt.lease = Lease(state.spec.lock, state)
     try:
         return _run_body(attempt, state, body)
     except LockLost as error:

@@ -197,7 +197,7 @@ def test_bad_option_is_refused(make_app: MakeApp, name: str, value: Any) -> None
     [
         ("lock_expiry", 'lock_at_least, with lock_from="publish"'),
         ("raise_on_duplicate", 'on_duplicate="raise" with lock_from="publish"'),
-        ("once", 'unique_on, on_duplicate, lock_at_most and lock_until="start", with lock_from="publish"'),
+        ("once", 'unique_on, on_duplicate and lock_until="start" or lock_at_most, with lock_from="publish"'),
         ("heimdall", 'lock_at_least, with lock_from="publish"'),
         ("ttl", "lock_ttl"),
         ("unique", "unique_on"),

@@ -855,6 +855,28 @@ def test_lock_released_is_sent_after_a_release(singleton: Singleton, store: Fake
     assert [None] == holders
 
 
+def test_signals_of_a_lock_until_the_start(make_app: MakeApp) -> None:
+    """With ``lock_until="start"``, the lock is acquired and released before the body, and both signals have its key."""
+    app, seen = make_app(), []
+
+    @app.task(base=SingletonTask, name="x", lock_from="publish", lock_until="start", bind=True)
+    def task(self: Any) -> None:
+        seen.append(("body", self.lease.key, self.lease.protected))
+
+    def note(signal: Any, lease: Lease, **_: Any) -> None:
+        seen.append((signal.name, lease.key, lease.held))
+
+    for signal in (signals.lock_acquired, signals.lock_released):
+        signal.connect(note, weak=False)
+    try:
+        deliver(task)
+    finally:
+        for signal in (signals.lock_acquired, signals.lock_released):
+            signal.disconnect(note)
+    key = task.lock_key_for()
+    assert [("lock_acquired", key, True), ("lock_released", key, False), ("body", key, False)] == seen
+
+
 def test_lock_released_is_not_sent_for_another_holders_lock(singleton: Singleton, store: FakeStore) -> None:
     """`lock_released` is not sent for a lease that another holder has, and that holder keeps its lock."""
 
