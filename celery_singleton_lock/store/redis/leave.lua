@@ -2,7 +2,7 @@
 -- Takes a message out of the line. Its copies are dropped from now on. If it was its turn, names the next one.
 -- KEYS  1 line   2 waiting   3 used (see acquire.lua)   4 lock
 -- ARGV  1 ticket   2 for how long (ms) copies are dropped   3 how long (ms) the lock stays reserved   4 how many may hold the lock
--- Not in KEYS, as a limit is rare: the set of slots, and their locks.
+-- Not in KEYS: the set of slots, and their locks. Their names follow from the lock's, and only a limit needs them.
 -- Returns the message of the next in line, or ''
 --@feature limit
 local message, lock, lasts, limit = '', KEYS[4], ARGV[3], ARGV[4]

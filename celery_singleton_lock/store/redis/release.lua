@@ -2,7 +2,7 @@
 -- Deletes a lock if this token owns it. If messages wait in line, names the next one, for which the lock is reserved.
 -- KEYS  1 lock, or the attempt key again where only the token is known   2 attempt   3 completed (see acquire.lua)
 -- ARGV  1 token   2 how long (ms) a waiting redelivery waits for the outcome, and the lock stays reserved   3 '1' after a success
--- Not in KEYS, as only the lock's name and its slots tell them: the line and `waiting` of the lock, and the locks of other slots.
+-- Not in KEYS: the line, `waiting` and the other slots of the lock. Their names follow from its own, which may be known here alone.
 -- Returns {1 if a redelivery waits for the outcome, else 0; the message of the next in line, or ''}
 -- The feature `queued` goes with `limit`.
 --@feature starts  KEYS starts | ARGV ended

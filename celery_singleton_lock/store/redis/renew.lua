@@ -2,7 +2,7 @@
 -- Extends the leases that these tokens own.
 -- KEYS  for each lease: lock, or the attempt key again where only the token is known; attempt; revoked (see acquire.lua); registry
 -- ARGV  for each lease: token; TTL (ms)
--- Not in KEYS, as only the token is known: the lock, and its set of slots.
+-- Not in KEYS: the lock, where only its token is known, and its set of slots.
 -- Returns for each lease 'renewed' (where only the token is known, the lock instead) | 'stop' (renewed, and asked to stop) | 'missing' (nobody holds the lock) | 'not_owner' | 'revoked'
 --@feature limit
 --@feature stop  ARGV stoppable
