@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -34,6 +35,7 @@ from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, retry
 from celery_singleton_lock.errors import StoreUnavailable
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
 from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
+from celery_singleton_lock.line.returning import Returns, is_lost
 from celery_singleton_lock.line.waiting import handle_copy, publish_again
 from celery_singleton_lock.log import about, logger
 from celery_singleton_lock.store.protocol import LockStore
@@ -54,10 +56,10 @@ class Copy:
     received: float = field(default_factory=now)
     due: float = 0.0  # when the store is asked
 
+    @property
     def is_lost(self) -> bool:
-        """Tell whether its connection is closed, so that the broker delivers it again."""
-        tasks = self.consumer.task_consumer
-        return tasks is None or tasks.channel is not self.message.channel
+        """Whether the broker delivers it again."""
+        return is_lost(self.message, self.consumer)
 
 
 class Copies:
@@ -74,14 +76,19 @@ class Copies:
         self._unavailable_until = 0.0  # the store
         self._received: list[Any] = []  # consumers whose prefetch limit has grown
         self._handled: deque[Copy] = deque()  # to be acknowledged
+        self._returns = Returns()
 
     def handler(self, task: Any, consumer: Any, other: Callable[..., Any]) -> Callable[..., Any]:
         """Return what a consumer calls for each message of a task: copies are kept here, the rest goes to `other`."""
 
         def on_message(message: Any, body: Any, ack: Any, *more: Any, **options: Any) -> Any:
             state = (message.headers or {}).get(RETRY_STATE_HEADER)
-            if not (isinstance(state, Mapping) and state.get("original_id")):
+            if not isinstance(state, Mapping):
                 return other(message, body, ack, *more, **options)
+            if not state.get("original_id"):
+                return self._returns.take(
+                    message, state, consumer, partial(other, message, body, ack, *more, **options)
+                )
             try:
                 attempt = Attempt(task, request_of(message, consumer.hostname))
                 self.add(Copy(attempt, message, consumer))
@@ -120,7 +127,7 @@ class Copies:
         while (copy := self._next()) is not None:
             try:
                 do = self.handle if copy.due <= now() else self._pass_on
-                delay = None if copy.is_lost() else do(copy)
+                delay = None if copy.is_lost else do(copy)
             except Exception:
                 logger.exception("A delayed copy met an error, and is handled again later")
                 delay = ERROR_RETRY
@@ -172,7 +179,7 @@ class Copies:
         If the limit cannot be lowered, the loop meets the same error, and the broker delivers the copies again.
         """
         handled = [self._handled.popleft() for _ in range(len(self._handled))]
-        living = [copy for copy in handled if not copy.is_lost()]
+        living = [copy for copy in handled if not copy.is_lost]
         if not living:
             return
         consumer = living[0].consumer

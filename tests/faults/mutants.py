@@ -373,6 +373,14 @@ MUTANTS = (
         "timed out|TimeoutError",
     ),
     Mutant(
+        "a worker without a free process returns a message whose turn has come",
+        "line/returning.py",
+        "may_return = key[0] and",
+        "may_return = False and",
+        "tests/overlap/test_copies.py::test_message_for_a_busy_worker[rabbitmq-wait_late-threads]",
+        "all have run|assert",
+    ),
+    Mutant(
         "the end of a body publishes the next in line",
         "worker/release.py",
         "cooldown_until=cooldown, publish=publish)",

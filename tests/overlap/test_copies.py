@@ -53,6 +53,27 @@ def test_busy_pool(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str,
     assert_no_overlap(env)
 
 
+@pytest.mark.parametrize("kind", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("name", ["wait_long", "wait_late"])
+def test_message_for_a_busy_worker(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str, name: str) -> None:
+    """A worker whose pool is busy keeps no message whose turn has come: it starts at once, where a process is free."""
+    joining, free, *busy = [fresh_worker(WorkerSpec(kind, size)) for size in (2, 10 if kind == "gevent" else 1, 1, 1)]
+    queue, options = str(joining.worker_queue), {"lock_options": {"lock_ttl": 60}}
+    for node in busy:
+        env.hold("plain", env.other_tag(node.hostname()), queue=node.worker_queue)
+    env.hold(name, queue=free.worker_queue, **options)
+    waiting = enqueue(env, name, 5, queue=queue, **options)
+    env.app.control.cancel_consumer(queue, destination=[joining.hostname()], reply=True)
+    for node in (free, *busy):
+        env.app.control.add_consumer(queue, destination=[node.hostname()])
+        node.wait_for_lines("Started consuming from", queue)
+    env.let_go()
+    until(lambda: len(env.events("end")) == 6, "all have run", BEFORE_A_COPY)
+    gaps = [start["at"] - end["at"] for end, start in zip(env.events("end"), env.starts()[1:], strict=False)]
+    assert max(gaps[1:]) < 1  # with Redis, a worker may wait for up to 1 s at its former queues
+    assert [result.id for result in waiting] == order(env)[1:]
+
+
 def test_killed_children(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
     """No message is lost, however many processes of the pool are killed while its copies are due."""
     node = fresh_worker(WorkerSpec("prefork", 2))
