@@ -2,23 +2,26 @@
 
 Celery fetches messages ahead (`worker_prefetch_multiplier`), also while all its processes are busy. There, a message of the line
 would wait behind bodies that have nothing to do with its lock. So a worker returns it, a few times in half a second: the worker
-whose process the holder has left may need a moment to ask for messages again. After that it keeps the message, as each
-other one: where no worker has a free process, a message that always returns would never run.
+whose process the holder has left may need a moment to ask for messages again. After that it keeps the message, as any
+other: where no worker has a free process, a message that always returns would never run.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from functools import partial
+from contextlib import suppress
 from typing import Any
 
 from celery.worker import state as worker_state
 
+from celery_singleton_lock.clock import now
 from celery_singleton_lock.log import about, logger
 
-#: Seconds for which a worker keeps a message before it returns it, each time that it comes.
+#: Seconds for which a worker keeps a message before it returns it, each time that it comes. Without an event loop: at once, once.
 KEPT = 0.0, 0.02, 0.1, 0.3
+#: Seconds after which the worker looks again whether a process is free for a message that it keeps.
+LOOK_INTERVAL = 0.01
 #: How many messages a worker remembers, so that it does not return them again and again.
 _REMEMBERED = 1000
 #: A quorum queue of RabbitMQ drops a message after 20 deliveries, which it counts in this header. Half of them are for faults.
@@ -40,27 +43,28 @@ class Returns:
         key = state.get("ticket", ""), state.get("copy", 0.0)
         times = self._returned.get(key, 0)
         # What has no channel was handed over by a process of this worker.
-        may_return = key[0] and message.channel is not None and times < len(KEPT)
+        may_return = key[0] and message.channel is not None and times < len(KEPT if consumer.hub else KEPT[:1])
         if not (may_return and _is_full(consumer) and message.headers.get(_DELIVERIES, 0) < _MOST_DELIVERIES):
             return start()
         self._returned[key] = times + 1
         if len(self._returned) > _REMEMBERED:
             self._returned.popitem(last=False)
-        if not KEPT[times]:
-            _return(message, consumer)
-            return None
+        end = now() + KEPT[times]
 
-        def decide() -> None:
+        def look() -> None:
             if is_lost(message, consumer):
                 return
-            if _is_full(consumer):
-                _return(message, consumer)
-            else:
+            if not _is_full(consumer):
                 start()
+            elif now() < end:
+                consumer.timer.call_after(LOOK_INTERVAL, look)
+            else:
+                about(message.headers["task"], message.headers["id"]).debug(
+                    "returned to the broker: no process is free"
+                )
+                _return(message, consumer)
 
-        # Without an event loop, timers have a thread or a greenlet of their own, and the loop looks up to 2 s later.
-        call = decide if consumer.hub else partial(consumer.call_soon, decide)
-        return consumer.timer.call_after(KEPT[times], call)
+        return look()
 
 
 def is_lost(message: Any, consumer: Any) -> bool:
@@ -70,8 +74,14 @@ def is_lost(message: Any, consumer: Any) -> bool:
 
 
 def _return(message: Any, consumer: Any) -> None:
-    about(message.headers["task"], message.headers["id"]).debug("returned to the broker, as no process is free here")
-    message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+    """Return a message to where it was in its queue. With Redis, Kombu's `reject` (5.7) puts it behind all others."""
+    restore = getattr(getattr(message.channel, "qos", None), "restore_by_tag", None)
+    if restore is None:
+        message.reject_log_error(logger, consumer.connection_errors, requeue=True)
+        return
+    with suppress(*consumer.connection_errors):  # its delayed copy starts it
+        restore(message.delivery_tag)
+        message.ack_log_error(logger, consumer.connection_errors)
 
 
 def _is_full(consumer: Any) -> bool:
