@@ -1,8 +1,7 @@
-"""What the line bears: failed publications, busy workers, calls with other policies, one id used twice, too many starts."""
+"""What the line bears: failed publications, calls with other policies, one id used twice, too many starts."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -45,24 +44,6 @@ def test_newcomer_that_finds_the_lock_free(env: WorkerEnvironment, fresh_worker:
     results = [*waiting, newcomer]
     assert ["done"] * 4 == [env.get(result, BEFORE_A_COPY) for result in results]
     assert [result.id for result in results] == order(env)[1:]
-
-
-def test_busy_worker(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
-    """A worker whose only process is busy delays nobody in line, while another worker has free processes."""
-    node = fresh_worker(WorkerSpec("prefork", 2))
-    queue, long = str(node.worker_queue), env.other_tag("long")
-    busy = fresh_worker(WorkerSpec("prefork", 1))
-    env.hold("plain", long, queue=busy.worker_queue)
-    first = env.hold("wait_brief", queue=queue)
-    waiting = enqueue(env, "wait_brief", 5, queue=queue)
-    env.app.control.add_consumer(queue, destination=[busy.hostname()], reply=True)
-    before = time.monotonic()
-    until(lambda: time.monotonic() > before + 10, "places are lost, if copies had to keep them")
-    env.let_go()
-    until(lambda: len(env.events("end")) == 6, "all have run")
-    assert [] == env.events("end", long)
-    assert [first.id, *(result.id for result in waiting)] == order(env)
-    assert_one_at_a_time(env)
 
 
 @pytest.mark.parametrize("policy", [RunOnceMore(keep="latest"), Replace(grace=600)], ids=repr)
