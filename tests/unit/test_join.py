@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import WorkerLostError
 
 from celery_singleton_lock import ConfigurationError, Holder, Join, RetryLater
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, Follow
 from celery_singleton_lock.worker.join import refuse_unreadable_results
+from tests.unit.test_task import deliver
 
 
 @pytest.mark.parametrize(("waited", "delay"), [(0.0, 0.2), (2.0, 0.5), (8.0, 2.0), (100.0, 5.0)])
@@ -62,3 +66,15 @@ def test_result_backend(backend: str | None, store: str | None, shown: str) -> N
         return refuse_unreadable_results(task)
     with pytest.raises(ConfigurationError, match=rf"task report: .*, not {re.escape(shown)}$"):
         refuse_unreadable_results(task)
+
+
+def test_worker_that_died(singleton: Callable[..., Any], app: Celery) -> None:
+    """A task that died with its process has no result: the message that followed it runs."""
+
+    @singleton(name="x", on_duplicate="join")
+    def task() -> str:
+        return "done"
+
+    app.backend.mark_as_failure("holder", WorkerLostError("died"))
+    follows = RetryState(follows="holder", was_free_before=True)
+    assert "done" == deliver(task, headers={RETRY_STATE_HEADER: follows._asdict()}).retval
