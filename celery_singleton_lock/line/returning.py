@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 from celery.worker import state as worker_state
 
 from celery_singleton_lock.clock import now
+from celery_singleton_lock.line.kombu_internals import restore
 from celery_singleton_lock.log import about, logger
 
 #: Seconds for which a worker keeps a message before it returns it, each time that it comes. Without an event loop: at once, once.
@@ -24,8 +24,8 @@ KEPT = 0.0, 0.02, 0.1, 0.3
 LOOK_INTERVAL = 0.01
 #: How many messages a worker remembers, so that it does not return them again and again.
 _REMEMBERED = 1000
-#: A quorum queue of RabbitMQ drops a message after 20 deliveries, which it counts in this header. Half of them are for faults.
-_DELIVERIES, _MOST_DELIVERIES = "x-delivery-count", 10
+#: A quorum queue of RabbitMQ counts deliveries here, and drops a message after some. So it gets each back once, whoever has it.
+_DELIVERIES = "x-delivery-count"
 
 
 class Returns:
@@ -42,9 +42,8 @@ class Returns:
         """
         key = state.get("ticket", ""), state.get("copy", 0.0)
         times = self._returned.get(key, 0)
-        # What has no channel was handed over by a process of this worker.
-        may_return = key[0] and message.channel is not None and times < len(KEPT if consumer.hub else KEPT[:1])
-        if not (may_return and _is_full(consumer) and message.headers.get(_DELIVERIES, 0) < _MOST_DELIVERIES):
+        may_return = key[0] and times < len(KEPT if consumer.hub else KEPT[:1]) and _can_return(message, consumer)
+        if not (may_return and _is_full(consumer.pool)):
             return start()
         self._returned[key] = times + 1
         if len(self._returned) > _REMEMBERED:
@@ -54,15 +53,12 @@ class Returns:
         def look() -> None:
             if is_lost(message, consumer):
                 return
-            if not _is_full(consumer):
-                start()
-            elif now() < end:
+            is_full = _is_full(consumer.pool)
+            if is_full and now() < end:
                 consumer.timer.call_after(LOOK_INTERVAL, look)
-            else:
-                about(message.headers["task"], message.headers["id"]).debug(
-                    "returned to the broker: no process is free"
-                )
-                _return(message, consumer)
+            elif not (is_full and _return(message, consumer)):
+                self._returned[key] = len(KEPT)
+                consumer.task_consumer.on_message(message)  # where Celery expects the errors of a start
 
         return look()
 
@@ -73,17 +69,30 @@ def is_lost(message: Any, consumer: Any) -> bool:
     return tasks is None or tasks.channel is not message.channel
 
 
-def _return(message: Any, consumer: Any) -> None:
-    """Return a message to where it was in its queue. With Redis, Kombu's `reject` (5.7) puts it behind all others."""
-    restore = getattr(getattr(message.channel, "qos", None), "restore_by_tag", None)
-    if restore is None:
+def _can_return(message: Any, consumer: Any) -> bool:
+    """Tell whether this broker puts a returned message where it was in its queue."""
+    if message.channel is None:  # it was handed over by a process of this worker
+        return False
+    return consumer.connection.transport.driver_type in ("amqp", "redis") and not message.headers.get(_DELIVERIES)
+
+
+def _return(message: Any, consumer: Any) -> bool:
+    """Return a message to the broker; tell whether that is done."""
+    log = about(message.headers["task"], message.headers["id"])
+    log.debug("returned to the broker, as no process is free here")
+    if consumer.connection.transport.driver_type != "redis":
         message.reject_log_error(logger, consumer.connection_errors, requeue=True)
-        return
-    with suppress(*consumer.connection_errors):  # its delayed copy starts it
-        restore(message.delivery_tag)
-        message.ack_log_error(logger, consumer.connection_errors)
+        return True
+    try:
+        restore(message)
+    except Exception as error:  # of two deliveries, one runs
+        log.warning("could not be returned to the broker: %r", error)
+        return False
+    return True
 
 
-def _is_full(consumer: Any) -> bool:
+def _is_full(pool: Any) -> bool:
     """Tell whether each process of the pool has a task, or soon will."""
-    return len(worker_state.reserved_requests) >= int(consumer.pool.num_processes)
+    # Before Celery 5.7, gevent's pool says here how many greenlets run.
+    processes = pool.limit if getattr(pool, "is_green", False) else pool.num_processes
+    return len(worker_state.reserved_requests) >= int(processes)
