@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 StartWorker = Callable[..., LocalWorkerNode]
 #: Places of a worker that asks for messages at once: at its prefetch limit, it may do so up to 2 s after a body has ended.
-SIZES = {"gevent": 10, "threads": 1 if kombu.VERSION >= (5, 7) else 2}
+SIZES = {"gevent": 10, "threads": 1 if kombu.VERSION >= (5, 7) else 10}
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
