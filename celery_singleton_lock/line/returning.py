@@ -79,15 +79,15 @@ def _can_return(message: Any, consumer: Any) -> bool:
 def _return(message: Any, consumer: Any) -> bool:
     """Return a message to the broker; tell whether that is done."""
     log = about(message.headers["task"], message.headers["id"])
-    log.debug("returned to the broker, as no process is free here")
-    if consumer.connection.transport.driver_type != "redis":
+    if consumer.connection.transport.driver_type == "redis":
+        try:
+            restore(message)
+        except Exception as error:  # it starts here; should it have been returned all the same, one of the two runs
+            log.warning("could not be returned to the broker: %r", error)
+            return False
+    else:
         message.reject_log_error(logger, consumer.connection_errors, requeue=True)
-        return True
-    try:
-        restore(message)
-    except Exception as error:  # of two deliveries, one runs
-        log.warning("could not be returned to the broker: %r", error)
-        return False
+    log.debug("returned to the broker, as no process is free here")
     return True
 
 
