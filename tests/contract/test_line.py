@@ -36,7 +36,7 @@ class Deliveries:
         self, name: str, ticket: str = "", copy: float = 0.0, **more: object
     ) -> tuple[LeaseSpec, AcquireResult]:
         """Deliver a copy of a message."""
-        spec = self.request(name, Place(ticket, copy), **more)
+        spec = self.request(name, Place(ticket, copy, identity=f"ticket {name}"), **more)
         return spec, self.store.acquire(spec)
 
     def copy(self, name: str, copy: float) -> AcquireResult:
@@ -55,6 +55,7 @@ class Deliveries:
         """Let a message wait; its ticket is its name, and its text what starts it."""
         text = f"message {name}" if text == "?" else text
         place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text, gives_way=gives_way)
+        place = place._replace(identity=place.ticket)
         return self.store.acquire(self.request(name, place))
 
     def held(self, name: str = "holder") -> LeaseSpec:
@@ -257,12 +258,101 @@ def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
-def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries) -> None:
-    """A message that is delivered twice has two tickets. When it starts, the other ticket does not go on waiting in the line."""
-    assert GRANTED is deliveries.copy("a", 1.5).status
-    first, result = deliveries.acquire("a", "another ticket", 0.5)
-    assert (GRANTED, True) == (result.status, deliveries.join("n", room=1).is_waiting)
-    assert "message n" == deliveries.store.release(first, success=True).message
+def test_message_that_is_delivered_twice(deliveries: Deliveries) -> None:
+    """Two deliveries of a message have one place. Once one of them has started, nobody waits for the other one."""
+    holder = deliveries.held()
+    assert [1, 1] == [deliveries.join("a").waiting for _ in range(2)]
+    assert "message a" == deliveries.store.release(holder, success=True).message
+    started, result = deliveries.acquire("a", "ticket a", 0.5)
+    assert (GRANTED, "") == (result.status, deliveries.store.release(started, success=True).message)
+    assert DROPPED is deliveries.copy("a", 1.5).status
+
+
+@pytest.mark.parametrize("ends", ["runs", "superseded"])
+def test_message_that_comes_again_after_its_end(deliveries: Deliveries, ends: str) -> None:
+    """A message that comes once more, after it has run or another one took its place, joins the line like the first time."""
+    deliveries.held()
+    deliveries.join("a")
+    if ends == "superseded":
+        assert deliveries.join("b", replace=True).is_waiting
+        assert SUPERSEDED is deliveries.copy("a", 1.5).status
+    else:
+        deliveries.store.leave(deliveries.request("a", None), "ticket a")
+        assert DROPPED is deliveries.copy("a", 1.5).status
+    assert deliveries.join("a").is_waiting
+    assert deliveries.copy("a", 1.5).is_waiting
+    deliveries.store.leave(deliveries.request("a", None), "ticket a")
+    assert DROPPED is deliveries.copy("a", 1.5).status
+
+
+class Sharing:
+    """Two messages with one task id and other arguments, "one" and "two"; by default a delivery that has not waited."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self.store = deliveries.store
+        self._request = deliveries.request
+
+    def request(self, which: str, **place: object) -> LeaseSpec:
+        more = {"token": LINE_TOKEN, "queued": True} if place.pop("is_copy", False) else {}
+        return self._request("shared", Place(identity=which)._replace(**place), **more)
+
+    def acquire(self, which: str, **place: object) -> AcquireResult:
+        return self.store.acquire(self.request(which, **place))
+
+    def join(self, which: str) -> AcquireResult:
+        return self.acquire(which, ticket=f"{which}.0", room=9, next_copy=1.5, due=40.0, message=f"text {which}")
+
+    def copy(self, which: str) -> AcquireResult:
+        return self.acquire(which, ticket=f"{which}.0", copy=1.5, is_copy=True)
+
+
+@pytest.fixture
+def sharing(deliveries: Deliveries) -> Sharing:
+    return Sharing(deliveries)
+
+
+def test_two_messages_with_one_task_id(deliveries: Deliveries, sharing: Sharing) -> None:
+    """While the first of them runs, the second one waits, and its copy goes on. It is the next one."""
+    holder = deliveries.held()
+    assert [1, 2] == [sharing.join(message).waiting for message in ("one", "two")]
+    assert "text one" == sharing.store.release(holder, success=True).message
+    started = sharing.request("one", ticket="one.0", copy=0.5)
+    assert GRANTED is sharing.store.acquire(started).status
+    waits = sharing.copy("two")
+    assert (REFUSED, True, True) == (waits.status, waits.is_waiting, waits.shares_id)
+    assert DROPPED is sharing.copy("one").status
+    assert (False, "text two") == sharing.store.release(started, success=True)
+    assert GRANTED is sharing.acquire("two", ticket="two.0", copy=0.5).status
+
+
+def test_second_message_with_a_task_id_is_no_redelivery(sharing: Sharing) -> None:
+    """A message whose task id the holder has waits like any other. A redelivery of the holder's does not."""
+    started = sharing.request("one")
+    assert GRANTED is sharing.store.acquire(started).status
+    assert [False, True] == [sharing.acquire(message).shares_id for message in ("one", "two")]
+    assert sharing.join("two").is_waiting
+    assert (True, "text two") == sharing.store.release(started, success=True)
+
+
+def test_message_whose_task_id_the_head_has(deliveries: Deliveries, sharing: Sharing) -> None:
+    """A delivery is told whether its message is the head of the line, and whether the lock is reserved for it."""
+    holder = deliveries.held()
+    sharing.join("one")
+    assert [True, False] == [sharing.acquire(message).is_head for message in ("one", "two")]
+    assert "text one" == sharing.store.release(holder, success=True).message
+    told = [sharing.acquire(message) for message in ("one", "two")]
+    assert [("shared", True, False), ("shared", False, True)] == [
+        (one.holder.task_id, one.is_head, one.shares_id) for one in told if one.holder
+    ]
+
+
+def test_holder_that_lost_its_data(backing: Backing, sharing: Sharing) -> None:
+    """A holder that has reacquired its lock is taken for any message with its task id."""
+    started = sharing.request("one")
+    fence = sharing.store.acquire(started).fence
+    backing.lose()
+    sharing.store.reacquire(started, fence)
+    assert [DROPPED, DROPPED] == [sharing.copy(message).status for message in ("one", "two")]
 
 
 def test_full_line(deliveries: Deliveries) -> None:

@@ -32,7 +32,7 @@ def key(world: World) -> bytes:
 
 def canonical(world: World) -> Any:
     """Return a state in the form that is equal for equal ones."""
-    facts: Facts = {f"m{number}": defaultdict(list) for number in range(world.messages)}
+    facts: Facts = {name: defaultdict(list) for name in world.names()}
     now, store = world.clock.time, world.store
     for one in world.broker:
         marks = (one.is_copy, one.redelivered, one.unfinished, one.stays and world.deaths > 0)
@@ -49,7 +49,7 @@ def canonical(world: World) -> Any:
             text = (message_of(one.message),) if one.message else ()
             marks = (ticket == line.newest, any(message.unfinished for message in text))
             numbers = (one.copy, *(message.copy for message in text))
-            facts[one.task_id][ticket].append((("line", position, late, *marks), numbers))
+            facts[ticket[1:]][ticket].append((("line", position, late, *marks), numbers))
     faults = (world.twice, world.deaths, world.dead_children, world.losses, world.purged, world.delays, world.stops)
     faults = (*faults, world.failures)
     return (
@@ -94,20 +94,24 @@ def _note_delivery(world: World, facts: Facts, delivery: Delivery, owned: Any) -
 def _message(world: World, name: str, tickets: dict[str, list[Any]]) -> Any:
     """Return what a message has."""
     used = world.store._used.get(BASE, {})
-    notes = [key[len(BASE) : -len(name)] for key in world.store._records if key.endswith(f":{name}")]
+    task_id = name.rstrip("'")
+    notes = [key[len(BASE) : -len(task_id)] for key in world.store._records if key.endswith(f":{task_id}")]
     joined = world.joined.index(name) + 1 if name in world.joined else 0
     told = (name in world.started, name in world.gone, name in world.ended, name == world.latest, joined)
+    told = (*told, world.one_id and task_id == "m0")
     return told, sorted(notes), sorted([_ticket(ticket, used, own) for ticket, own in tickets.items()])
 
 
-def _ticket(ticket: str, used: dict[str, tuple[float, str]], facts: list[Any]) -> Any:
+def _ticket(ticket: str, used: dict[str, float], facts: list[Any]) -> Any:
     """Return what a ticket has, with the numbers of copies as halves and ranks."""
     numbers = {number for _, own in facts for number in own}
     halves = {number: int(2 * number) for number in numbers}
     added = {number: round(number - halves[number] / 2, 9) for number in numbers}
     ranks, lowest = sorted(set(added.values())), min(halves.values(), default=0)
     names = {number: (halves[number] - lowest, ranks.index(added[number])) for number in numbers}
-    by: tuple[int, ...] = ()
-    if ticket in used:
-        by = (1,) if used[ticket][1] == "superseded" else names.get(float(used[ticket][1] or -1), (2,))
+    by = (
+        ticket in used,
+        f"{ticket}:superseded" in used,
+        sorted(names[one] for one in numbers if f"{ticket}:{one}" in used),
+    )
     return ticket != "", by, sorted([(fact, [names[number] for number in own]) for fact, own in facts])

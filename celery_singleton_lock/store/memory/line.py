@@ -27,9 +27,7 @@ class Line:
     """The messages that wait for one lock, in the order of their joining."""
 
     clock: Callable[[], float]
-    used: dict[
-        str, tuple[float, str]
-    ]  # of the task name: ticket -> until when other copies are dropped, and which one started
+    used: dict[str, float]  # of the task name: as in `acquire.lua`
     waiting: dict[str, _Waiting] = field(default_factory=dict)
     expires: float = 0.0
     quiet_until: float = 0.0
@@ -38,10 +36,12 @@ class Line:
 
     def refused(self, place: Place) -> AcquireStatus | None:
         """Tell whether this copy is dropped, whatever the state of the lock."""
-        until, by = self.used.get(place.ticket, (0.0, ""))
-        if until <= self.clock() or by == str(place.copy):
+        if not place.copy or not self._is_used(place.ticket) or self._is_used(place.ticket, str(place.copy)):
             return None
-        return AcquireStatus.SUPERSEDED if by == "superseded" else AcquireStatus.DROPPED
+        return AcquireStatus.SUPERSEDED if self._is_used(place.ticket, "superseded") else AcquireStatus.DROPPED
+
+    def _is_used(self, ticket: str, by: str = "") -> bool:
+        return self.used.get(f"{ticket}:{by}" if by else ticket, 0.0) > self.clock()
 
     def head(self, ticket: str = "", replace: str = "") -> str:
         """Return the ticket of the first in line, after one that is replaced, and those without a place, are removed.
@@ -133,7 +133,8 @@ class Line:
         """Let a message wait if there is room, or go on waiting; return whether it does."""
         if not (place.ticket in self.waiting or place.replace or len(self.waiting) < place.room):
             return False
-        self.used.pop(place.ticket, None)
+        for used in (place.ticket, f"{place.ticket}:superseded", f"{place.ticket}:{place.copy}"):
+            self.used.pop(used, None)
         due = self.clock() + place.due
         self.waiting[place.ticket] = _Waiting(spec.task_id, place.next_copy, due, place.message)
         self.expires = due + COPY_TTL
@@ -141,17 +142,11 @@ class Line:
             self.newest = place.ticket
         return True
 
-    def start(self, spec: LeaseSpec, place: Place) -> bool:
-        """Have a message that starts leave the line; return whether others wait.
-
-        If the head is another delivery of it, that leaves the line, too: nobody is to be skipped for it.
-        """
+    def start(self, place: Place) -> bool:
+        """Have a message that starts leave the line; return whether others wait."""
         self.use(place.ticket, str(place.copy))
         if place.quiet:
             self.quiet_until = self.quiet_latest = 0.0
-        head = next(iter(self.waiting), "")
-        if head and self.waiting[head].task_id == spec.task_id:
-            self.remove(head)
         return bool(self.waiting)
 
     def remove(self, ticket: str) -> None:
@@ -164,8 +159,7 @@ class Line:
         """Have the copies of a message dropped from now on, but for the one that started."""
         if ticket:
             self.remove(ticket)
-            until, before = self.used.get(ticket, (0.0, ""))
-            self.used[ticket] = (self.clock() + COPY_TTL, by or (before if until > self.clock() else ""))
+            self.used[ticket] = self.used[f"{ticket}:{by}"] = self.clock() + COPY_TTL
 
     def head_to_name(self) -> str:
         """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""
