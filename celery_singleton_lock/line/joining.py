@@ -4,12 +4,13 @@ The line in the store has what starts a message at once: the holder's end publis
 message runs, whatever becomes of the line: it has a delayed copy, which comes after each `lock_ttl`, or each minute if that is
 shorter, and later if many messages wait before it. A copy never runs the body. If it is its message's turn, it publishes the
 message; otherwise it is followed by the next copy. It is dropped once the message has started. Message, copies and place in line
-have the same ticket. So have two deliveries of one message, but not two messages to which a user has given one task id.
+have the same ticket, which begins with the identity of the message: users may give one task id to messages with other arguments.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,6 @@ from celery_singleton_lock.delivery.delays import LONGEST_DELAY, shortened
 from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.delivery.routing import goes_to_several_queues
-from celery_singleton_lock.errors import LockKeyError
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.keys.canonical import canonical, digest
 from celery_singleton_lock.line.dispatch import publish_next
@@ -90,7 +90,7 @@ def place_to_join(attempt: Attempt, decision: Enqueue, result: AcquireResult) ->
     state = attempt.retry_state
     asked = attempt.spec.place or Place()  # has a ticket, too, if the message found no room under another policy
     identity = asked.identity or identity_of(attempt.request)
-    state = state._replace(ticket=state.ticket or asked.ticket or _ticket_of(attempt.request, identity))
+    state = state._replace(ticket=state.ticket or asked.ticket or f"{identity}.{os.urandom(8).hex()}")
     delay = copy_delay(attempt, decision, result)
     following = state.copy + 1 + random.random()
     message = text_of(attempt, started_by(attempt, state))
@@ -102,18 +102,11 @@ def place_to_join(attempt: Attempt, decision: Enqueue, result: AcquireResult) ->
 
 
 def identity_of(request: Any) -> str:
-    """Return the identity of a message: equal for each delivery and retry of it, and another for other arguments.
-
-    It is empty if an argument has no stable form: then the task id alone counts.
-    """
+    """Return the identity of a message: a digest of its task id and arguments; "" if an argument has no stable form."""
     try:
         return digest(canonical([request.id, request.args, request.kwargs], ""))
-    except LockKeyError:
+    except Exception:  # of an argument's own methods, too: then the task id alone counts
         return ""
-
-
-def _ticket_of(request: Any, identity: str) -> str:
-    return f"{identity}.{request.retries}" if identity else uuid()
 
 
 def copy_delay(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> float:

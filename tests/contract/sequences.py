@@ -71,13 +71,13 @@ class Step(NamedTuple):
 
     @property
     def ticket(self) -> str:
-        """Ticket of the message."""
-        return f"{self.identity}.0"
+        """Ticket of the message: two deliveries of one message that both wait have two."""
+        return f"{self.identity}.{self.message}{self.delivery}"
 
     @property
     def identity(self) -> str:
-        """Identity of the message: the second delivery is of another message with the same task id."""
-        return f"ticket{self.message}{self.delivery % 2}"
+        """Identity of the message: the second delivery is of another one with its task id. That of the last is not known."""
+        return f"{self.message}{self.delivery % 2}" if self.message < 2 else ""
 
 
 MAX_STARTS = (MaxStarts(1, WINDOW), MaxStarts(2, WINDOW), MaxStarts(2, WINDOW, "unsuccessful"))

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
 from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
@@ -258,31 +258,14 @@ def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
-def test_message_that_is_delivered_twice(deliveries: Deliveries) -> None:
-    """Two deliveries of a message have one place. Once one of them has started, nobody waits for the other one."""
-    holder = deliveries.held()
-    assert [1, 1] == [deliveries.join("a").waiting for _ in range(2)]
-    assert "message a" == deliveries.store.release(holder, success=True).message
-    started, result = deliveries.acquire("a", "ticket a", 0.5)
-    assert (GRANTED, "") == (result.status, deliveries.store.release(started, success=True).message)
-    assert DROPPED is deliveries.copy("a", 1.5).status
-
-
-@pytest.mark.parametrize("ends", ["runs", "superseded"])
-def test_message_that_comes_again_after_its_end(deliveries: Deliveries, ends: str) -> None:
-    """A message that comes once more, after it has run or another one took its place, joins the line like the first time."""
-    deliveries.held()
-    deliveries.join("a")
-    if ends == "superseded":
-        assert deliveries.join("b", replace=True).is_waiting
-        assert SUPERSEDED is deliveries.copy("a", 1.5).status
-    else:
-        deliveries.store.leave(deliveries.request("a", None), "ticket a")
-        assert DROPPED is deliveries.copy("a", 1.5).status
-    assert deliveries.join("a").is_waiting
-    assert deliveries.copy("a", 1.5).is_waiting
-    deliveries.store.leave(deliveries.request("a", None), "ticket a")
-    assert DROPPED is deliveries.copy("a", 1.5).status
+@pytest.mark.parametrize("identity", ["ticket a", ""])
+def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries, identity: str) -> None:
+    """A message that is delivered twice has two tickets. When it starts, the other ticket does not go on waiting in the line."""
+    assert GRANTED is deliveries.copy("a", 1.5).status
+    first = deliveries.request("a", Place(f"{identity}.2", 0.5, identity=identity))
+    assert GRANTED is deliveries.store.acquire(first).status
+    assert deliveries.join("n", room=1).is_waiting
+    assert "message n" == deliveries.store.release(first, success=True).message
 
 
 class Sharing:
@@ -353,6 +336,25 @@ def test_holder_that_lost_its_data(backing: Backing, sharing: Sharing) -> None:
     backing.lose()
     sharing.store.reacquire(started, fence)
     assert [DROPPED, DROPPED] == [sharing.copy(message).status for message in ("one", "two")]
+
+
+def test_message_whose_identity_is_not_known(sharing: Sharing) -> None:
+    """A message with an argument that has no stable form is taken for any message with its task id."""
+    started = sharing.request("")
+    assert GRANTED is sharing.store.acquire(started).status
+    assert [False, False] == [sharing.acquire(which).shares_id for which in ("", "two")]
+
+
+def test_replacement_with_the_task_id_of_the_holder(sharing: Sharing) -> None:
+    """It asks the holder to stop like any other. If it is delivered again after that, it is not taken for the replaced one."""
+    started = sharing.request("one", stop=True)
+    assert GRANTED is sharing.store.acquire(started).status
+    place = {"ticket": "two.0", "room": 1, "replace": True, "due": 40.0, "message": "text two", "stop": True}
+    assert sharing.acquire("two", **place).is_waiting
+    assert [RenewResult.STOP] == sharing.store.renew([replace(started, stoppable=True)])
+    assert "text two" == sharing.store.release(started, success=False).message
+    again = replace(sharing.request("two", ticket="two.0", copy=0.5, stop=True), redelivered=True)
+    assert GRANTED is sharing.store.acquire(again).status
 
 
 def test_full_line(deliveries: Deliveries) -> None:

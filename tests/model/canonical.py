@@ -17,6 +17,7 @@ import marshal
 from collections import defaultdict
 from typing import Any
 
+from celery_singleton_lock.store.memory.line import identity_in
 from celery_singleton_lock.store.memory.records import Record
 from tests.model.world import BASE, LOCK, Delivery, World, message_of
 
@@ -49,7 +50,7 @@ def canonical(world: World) -> Any:
             text = (message_of(one.message),) if one.message else ()
             marks = (ticket == line.newest, any(message.unfinished for message in text))
             numbers = (one.copy, *(message.copy for message in text))
-            facts[ticket[1:]][ticket].append((("line", position, late, *marks), numbers))
+            facts[identity_in(ticket)][ticket].append((("line", position, late, *marks), numbers))
     faults = (world.twice, world.deaths, world.dead_children, world.losses, world.purged, world.delays, world.stops)
     faults = (*faults, world.failures)
     return (
@@ -102,16 +103,14 @@ def _message(world: World, name: str, tickets: dict[str, list[Any]]) -> Any:
     return told, sorted(notes), sorted([_ticket(ticket, used, own) for ticket, own in tickets.items()])
 
 
-def _ticket(ticket: str, used: dict[str, float], facts: list[Any]) -> Any:
+def _ticket(ticket: str, used: dict[str, tuple[float, str]], facts: list[Any]) -> Any:
     """Return what a ticket has, with the numbers of copies as halves and ranks."""
     numbers = {number for _, own in facts for number in own}
     halves = {number: int(2 * number) for number in numbers}
     added = {number: round(number - halves[number] / 2, 9) for number in numbers}
     ranks, lowest = sorted(set(added.values())), min(halves.values(), default=0)
     names = {number: (halves[number] - lowest, ranks.index(added[number])) for number in numbers}
-    by = (
-        ticket in used,
-        f"{ticket}:superseded" in used,
-        sorted(names[one] for one in numbers if f"{ticket}:{one}" in used),
-    )
+    by: tuple[int, ...] = ()
+    if ticket in used:
+        by = (1,) if used[ticket][1] == "superseded" else names.get(float(used[ticket][1] or -1), (2,))
     return ticket != "", by, sorted([(fact, [names[number] for number in own]) for fact, own in facts])

@@ -260,10 +260,8 @@ class World:
         """
         used = self.store._used.get(BASE, {})
         delivered = [one.message for one in self.deliveries if self.late or one.next != "end"]
-        fresh = {f"t{one.id}" for one in (*self.broker, *delivered) if not one.ticket}  # may join anew
         alive = {(one.ticket, str(one.copy)) for one in (*self.broker, *delivered)}
-        started = {one.ticket for one in self.broker if one.ticket in used and f"{one.ticket}:superseded" not in used}
-        dropped = started - fresh - {ticket for ticket, copy in alive if f"{ticket}:{copy}" in used}
+        dropped = {ticket for ticket, (_, by) in used.items() if by != "superseded" and (ticket, by) not in alive}
         if dropped:
             self.broker = tuple(one for one in self.broker if one.ticket not in dropped)
 
@@ -310,7 +308,7 @@ class World:
     def _deliver(self, place: int) -> None:
         message = self._take(place)
         self.count += 1
-        place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder, identity=f"t{message.id}")
+        place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder, identity=message.id)
         if message.is_copy:
             place_in_line = place_in_line._replace(due=COPY_DELAY + TTL)
         delivery = Delivery(self.count, message, "acquire", place_in_line, unfinished=message.unfinished)
@@ -519,14 +517,13 @@ class World:
     def _joining(self, delivery: Delivery, wish: Enqueue) -> Place:
         """Return the place that a message joins the line with."""
         message = delivery.message
-        self.count += 1
         # The number grows by 1 and a bit that no other copy has. A copy that stays in its worker keeps its number.
-        following = message.copy if message.is_copy else math.floor(2 * message.copy) / 2 + 1 + self.count * 1e-4
-        ticket, number = delivery.place.identity, message.copy + 0.5 + self.count * 1e-6
-        text = Message(message.id, 0.0, ticket, number, unfinished=delivery.unfinished).text
+        following = message.copy if message.is_copy else math.floor(2 * message.copy) / 2 + 1 + delivery.number * 1e-4
+        ticket = delivery.place.ticket or f"{message.id}.{delivery.number}"  # it has one if it had no room before
+        text = Message(message.id, 0.0, ticket, message.copy + 0.5, unfinished=delivery.unfinished).text
         due = COPY_DELAY + TTL
         joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
-        return joining._replace(gives_way=wish.gives_way, identity=ticket)
+        return joining._replace(gives_way=wish.gives_way, identity=message.id)
 
     def _publish_message(self, place: int) -> None:
         self._publish(self._following(place))

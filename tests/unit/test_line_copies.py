@@ -456,7 +456,7 @@ def test_grace_period_is_no_failed_call(app: Celery, singleton: Singleton, monke
     ids=str,
 )
 def test_identity(more: dict[str, Any], equal: bool) -> None:
-    """Deliveries and retries of a message have one identity; another message with its task id has another one."""
+    """Deliveries of a message have one identity; another message with its task id has another one."""
     first = {"id": "id-1", "retries": 0, "args": [1, {"a": {2}}], "kwargs": {"b": 2}}
     assert equal is (identity_of(Context(first)) == identity_of(Context(first | more)))
 

@@ -27,7 +27,9 @@ class Line:
     """The messages that wait for one lock, in the order of their joining."""
 
     clock: Callable[[], float]
-    used: dict[str, float]  # of the task name: as in `acquire.lua`
+    used: dict[
+        str, tuple[float, str]
+    ]  # of the task name: ticket -> until when other copies are dropped, and which one started
     waiting: dict[str, _Waiting] = field(default_factory=dict)
     expires: float = 0.0
     quiet_until: float = 0.0
@@ -36,12 +38,10 @@ class Line:
 
     def refused(self, place: Place) -> AcquireStatus | None:
         """Tell whether this copy is dropped, whatever the state of the lock."""
-        if not place.copy or not self._is_used(place.ticket) or self._is_used(place.ticket, str(place.copy)):
+        until, by = self.used.get(place.ticket, (0.0, ""))
+        if until <= self.clock() or by == str(place.copy):
             return None
-        return AcquireStatus.SUPERSEDED if self._is_used(place.ticket, "superseded") else AcquireStatus.DROPPED
-
-    def _is_used(self, ticket: str, by: str = "") -> bool:
-        return self.used.get(f"{ticket}:{by}" if by else ticket, 0.0) > self.clock()
+        return AcquireStatus.SUPERSEDED if by == "superseded" else AcquireStatus.DROPPED
 
     def head(self, ticket: str = "", replace: str = "") -> str:
         """Return the ticket of the first in line, after one that is replaced, and those without a place, are removed.
@@ -133,8 +133,7 @@ class Line:
         """Let a message wait if there is room, or go on waiting; return whether it does."""
         if not (place.ticket in self.waiting or place.replace or len(self.waiting) < place.room):
             return False
-        for used in (place.ticket, f"{place.ticket}:superseded", f"{place.ticket}:{place.copy}"):
-            self.used.pop(used, None)
+        self.used.pop(place.ticket, None)
         due = self.clock() + place.due
         self.waiting[place.ticket] = _Waiting(spec.task_id, place.next_copy, due, place.message)
         self.expires = due + COPY_TTL
@@ -142,12 +141,22 @@ class Line:
             self.newest = place.ticket
         return True
 
-    def start(self, place: Place) -> bool:
-        """Have a message that starts leave the line; return whether others wait."""
+    def start(self, spec: LeaseSpec, place: Place) -> bool:
+        """Have a message that starts leave the line; return whether others wait.
+
+        If the head is another delivery of it, that leaves the line, too: nobody is to be skipped for it.
+        """
         self.use(place.ticket, str(place.copy))
         if place.quiet:
             self.quiet_until = self.quiet_latest = 0.0
+        head = next(iter(self.waiting), "")
+        if self.is_of(head, spec, place):
+            self.remove(head)
         return bool(self.waiting)
+
+    def is_of(self, ticket: str, spec: LeaseSpec, place: Place) -> bool:
+        """Tell whether a ticket is that of another delivery of this message."""
+        return bool(ticket) and self.waiting[ticket].task_id == spec.task_id and is_same(place, identity_in(ticket))
 
     def remove(self, ticket: str) -> None:
         """Take a message out of the line."""
@@ -159,9 +168,20 @@ class Line:
         """Have the copies of a message dropped from now on, but for the one that started."""
         if ticket:
             self.remove(ticket)
-            self.used[ticket] = self.used[f"{ticket}:{by}"] = self.clock() + COPY_TTL
+            until, before = self.used.get(ticket, (0.0, ""))
+            self.used[ticket] = (self.clock() + COPY_TTL, by or (before if until > self.clock() else ""))
 
     def head_to_name(self) -> str:
         """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""
         head = self.head()
         return head if head and self.waiting[head].message and not self.quiet else ""
+
+
+def identity_in(ticket: str) -> str:
+    """Return the identity of the message that has this ticket."""
+    return ticket.partition(".")[0]
+
+
+def is_same(place: Place | None, identity: str) -> bool:
+    """Tell of a message with the same task id whether it is this one, as `acquire.lua` does."""
+    return place is None or "" in (place.identity, identity) or place.identity == identity

@@ -11,7 +11,7 @@ from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
 from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, queued_token, replaced_key
-from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.memory.line import Line, is_same
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 
@@ -50,15 +50,15 @@ class Records:
         self._records: dict[str, Record] = {}
         self._releases = 0
         self._lines: dict[str, Line] = {}
-        self._used: dict[str, dict[str, float]] = {}
+        self._used: dict[str, dict[str, tuple[float, str]]] = {}
 
     def _clean_up(self) -> None:
         """Remove what has expired."""
         self._records = {key: one for key, one in self._records.items() if one.expires > self._clock()}
         self._lines = {key: line for key, line in self._lines.items() if line.expires > self._clock()}
         for used in self._used.values():
-            for name in [name for name, until in used.items() if until <= self._clock()]:
-                del used[name]
+            for ticket in [ticket for ticket, (until, _) in used.items() if until <= self._clock()]:
+                del used[ticket]
 
     def _start(self, spec: LeaseSpec) -> bool:
         """Note a start if it is counted; return False if there were too many."""
@@ -117,7 +117,8 @@ class Records:
         if not place.room or same or holder.token == LINE_TOKEN or holder.state == "cooldown":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
-        self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        if holder.task_id != spec.task_id:
+            self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
         if holder.state == "queued":
             del self._records[spec.lock]
             return 0.0, None
@@ -189,7 +190,5 @@ class Records:
 
 def is_own(spec: LeaseSpec, record: Record) -> bool:
     """Tell whether another delivery of this message has the lock, and not another message with its task id."""
-    identity = spec.place.identity if spec.place else ""
-    if not identity or record.token in (spec.token, queued_token(spec.task_id)):
-        return record.task_id == spec.task_id
-    return record.task_id == spec.task_id and record.identity in ("", identity)
+    is_certain = record.token in (spec.token, queued_token(spec.task_id))
+    return record.task_id == spec.task_id and (is_certain or is_same(spec.place, record.identity))

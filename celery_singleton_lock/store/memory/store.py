@@ -55,7 +55,7 @@ class MemoryStore(Turns):
             if spec.comes_again and not spec.queued:
                 self._put(_begun(spec), "", BEGUN_TTL)
             if spec.place and not spec.queued:
-                self._records[lock].line = self._line(spec).start(spec.place)
+                self._records[lock].line = self._line(spec).start(spec, spec.place)
             return AcquireResult(AcquireStatus.GRANTED, fence=fence, slot=slot)
 
     def _is_held(self, spec: LeaseSpec, lock: str) -> AcquireResult | None:
@@ -78,7 +78,7 @@ class MemoryStore(Turns):
             record.state, record.line = "queued" if spec.queued else record.state, line
             record.limit, record.ttl, record.identity = spec.limit, spec.ttl, identity
         if spec.place and not is_reacquired:
-            record.identity = spec.place.identity or record.identity
+            record.identity = spec.place.identity
         record.expires = self._clock() + spec.ttl
         self._records[lock] = record
         if spec.supervised or (spec.limit and not spec.queued):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
-from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.memory.line import Line, identity_in
 from celery_singleton_lock.store.memory.records import Record, Records, is_own
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
@@ -56,7 +56,7 @@ class Turns(Records):
     ) -> AcquireResult:
         """Answer a message that does not start: who holds the lock, and the line."""
         task_id = line.waiting[head].task_id if head else ""
-        is_head = head != "" and (_identity_of(head) == place.identity if place.identity else task_id == spec.task_id)
+        is_head = line.is_of(head, spec, place)
         same = is_own(spec, record) if record else is_head
         if record and same:
             record.redelivered = True
@@ -85,7 +85,7 @@ class Turns(Records):
         if ticket and not spec.limit:
             until, task_id = self._clock() + spec.ttl, line.waiting[ticket].task_id
             reserved = Record(LINE_TOKEN, until, self._clock(), task_id, state="queued", named=True, line=True)
-            reserved.identity = _identity_of(ticket)
+            reserved.identity = identity_in(ticket)
             self._records[spec.slot_lock(0)] = reserved
         return message
 
@@ -140,10 +140,6 @@ class Turns(Records):
             state="queued",
             named=True,
             redelivered=False,
-            identity=_identity_of(head),
+            identity=identity_in(head),
         )
         return line.take_message(head, ttl)
-
-
-def _identity_of(ticket: str) -> str:
-    return ticket.partition(".")[0]

@@ -24,6 +24,10 @@
 --@feature queued
 --@feature body
 --@feature begun  KEYS begun | ARGV begun_ttl
+--@if line
+-- Tells of a message with this one's task id whether it is this one. After a loss of data, nothing tells, and it is taken for this one.
+local function is_same(other) return identity == '' or (other or '') == '' or other == identity end
+--@end
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
@@ -45,11 +49,11 @@ do
       held[number] = holder[1]
       if holder[1] then
         live = live + 1
-        local is_same = holder[2] == ARGV[3]
+        local matches = holder[2] == ARGV[3]
         --@if line
-        is_same = is_same and (holder[1] == 'queued:' .. ARGV[3] or identity == '' or (holder[4] or identity) == identity)
+        matches = matches and (holder[1] == 'queued:' .. ARGV[3] or is_same(holder[4]))
         --@end
-        if holder[1] == ARGV[1] then own = number elseif is_same then same = math.min(same or number, number) end
+        if holder[1] == ARGV[1] then own = number elseif matches then same = math.min(same or number, number) end
         if not least or holder[3] + 0 < least then oldest, least = number, holder[3] + 0 end
       end
     end
@@ -122,12 +126,12 @@ end
 --@if line
 -- The line of deliveries that wait for the lock: a free lock is for its head, and for a message of the line that was published and is
 -- here. So a message that spent its turn in a busy queue runs, although it may have lost its place meanwhile.
---   line: sorted set of ticket (<identity>.<number of the retry>) -> time of joining (us)
+--   line: sorted set of ticket (<identity>.<chance>) -> time of joining (us)
 --   waiting: hash of <ticket>:due (until when (ms) its next copy comes), :copy (number of that copy), :task, :message; and `newest`: ticket of the
 --     message whose place others take
 --   used: sorted set of ticket and <ticket>:<copy that started it> -> until when (ms) other copies are dropped
--- ARGV  identity: of the message, as others may have its task id; '' if it is not known
---       ticket, copy: '' and 0 if the message has not waited; 0 also when it joins for the first time   next_copy: number of the copy that was published with a delay
+-- ARGV  identity: of the message, as others may have its task id; '' if it is not known   ticket, copy: '' and '0' if the message has not waited
+--       next_copy: number of the copy that was published with a delay
 --       room: '' not to join, how many may wait, or 'all' to take the place of `newest`   due: in how many ms the next copy comes at the latest
 --       window: for how many ms late copies are dropped   gives_way: '1' if it becomes `newest`
 -- A message keeps its place while its text is here. If it has none, it loses its place when its copy does not come.
@@ -152,11 +156,11 @@ end
 local function superseded()
   return {'superseded', newest and redis.call('HGET', waiting, newest .. ':task') or ''}
 end
-if copy + 0 ~= 0 and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
+if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
   return redis.call('ZSCORE', used, ticket .. ':superseded') and superseded() or {'dropped'}
 end
-if is_own and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then -- or another message with its task id does
-  is_own = identity == '' or (redis.call('HGET', KEYS[1], 'identity') or identity) == identity -- it is missing after a loss of data
+if is_own and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then
+  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))
   if is_own and not holder[7] and ARGV[1] == 'queued:line' then return {'dropped'} end
 end
 --@if records
@@ -193,7 +197,7 @@ end
 if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and not is_own then
   local lasts = math.max(window, redis.call('PTTL', KEYS[1]))
   redis.call('ZREMRANGEBYSCORE', replaced, '-inf', now)
-  redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2])
+  if holder[2] ~= ARGV[3] then redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2]) end
   redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))
   if holder[7] then
     redis.call('DEL', KEYS[1])
@@ -268,7 +272,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
   if room ~= '' and (waits or room == 'all' or redis.call('ZCARD', line) < room + 0) then
     if not waits then redis.call('ZADD', line, time[1] * 1000000 + time[2], ticket) end
     waits, head = true, head or ticket
-    redis.call('ZREM', used, ticket, ticket .. ':superseded', ticket .. ':' .. copy)
+    redis.call('ZREM', used, ticket, ticket .. ':' .. copy)
     redis.call('HSET', waiting, ticket .. ':due', now + due, ticket .. ':copy', next_copy, ticket .. ':task', ARGV[3],
                ticket .. ':message', message)
     if gives_way == '1' then redis.call('HSET', waiting, 'newest', ticket) end
@@ -278,7 +282,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
   local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false, 0, 0, '', is_own,
-                 head and (string.match(head, '^[^.]*') == identity or (identity == '' and first == ARGV[3])) or false}
+                 head and first == ARGV[3] and is_same(string.match(head, '^[^.]*')) or false}
   --@if debounce
   -- Answers also how long (ms) the quiet time lasts.
   place[4] = quiet_left
@@ -374,7 +378,7 @@ if not owner then
   -- The lock is a reservation: no worker has started the message.
   redis.call('HSET', KEYS[1], 'state', 'queued')
   --@if line
-  if identity ~= '' then redis.call('HSET', KEYS[1], 'identity', identity) end
+  redis.call('HSET', KEYS[1], 'identity', identity)
   --@end
   --@end
   --@if records
@@ -407,12 +411,17 @@ if ticket ~= '' then
   leave(ticket)
   use(ticket, copy)
 end
-if identity ~= '' then redis.call('HSET', KEYS[1], 'identity', identity) end
+redis.call('HSET', KEYS[1], 'identity', identity)
 --@if debounce
 -- The quiet time is over: a newcomer that joins from now on begins another.
 redis.call('HDEL', waiting, 'quiet_until', 'quiet_latest')
 --@end
 local first = redis.call('ZRANGE', line, 0, 0)[1]
+-- Another delivery of this message leaves the line, too: nobody is to be skipped for it.
+if first and redis.call('HGET', waiting, first .. ':task') == ARGV[3] and is_same(string.match(first, '^[^.]*')) then
+  leave(first)
+  first = redis.call('ZRANGE', line, 0, 0)[1]
+end
 if first then redis.call('HSET', KEYS[1], 'line', 1) else redis.call('HDEL', KEYS[1], 'line') end
 --@end
 --@if begun
