@@ -536,7 +536,7 @@ MUTANTS = (
     Mutant(
         "another message with the holder's task id is no redelivery",
         "store/redis/acquire.lua",
-        "  is_own = (redis.call('HGET', KEYS[1], 'identity') or identity) == identity",
+        "  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))",
         "  is_own = true",
         "tests/overlap/test_line_faults.py::test_message_with_the_task_id_of_the_holder",
         "number 0 waits",
