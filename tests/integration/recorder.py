@@ -35,11 +35,15 @@ class Recorder:
             os.close(descriptor)
 
     def events(self, tag: str, what: str | None = None) -> list[Event]:
-        """Return the events of a tag, or those of one kind, in the order of their writing."""
+        """Return the events of a tag, or those of one kind, in the order of their writing.
+
+        A line that is being written may be read in part: it counts the next time.
+        """
         path = self.directory / f"{tag}.jsonl"
         if not path.exists():
             return []
-        found = [json.loads(line) for line in path.read_text().splitlines()]
+        whole, _, _ = path.read_text().rpartition("\n")
+        found = [json.loads(line) for line in whole.splitlines()]
         return [event for event in found if what is None or event["what"] == what]
 
     def number(self, tag: str) -> int:

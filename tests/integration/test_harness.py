@@ -20,6 +20,7 @@ from pytest_celery import CeleryTestSetup
 from tests import servers
 from tests.integration.environment import WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.integration.recorder import Recorder
 from tests.servers import RedisServer, free_port, is_listening, until
 
 pytestmark = pytest.mark.harness
@@ -139,3 +140,12 @@ def test_missing_rabbitmq_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
             assert required == servers.rabbitmq_required()
+
+
+def test_line_that_is_being_written(tmp_path: Path) -> None:
+    """A recorder does not count an event of which only a part is in the file."""
+    recorder = Recorder(tmp_path)
+    recorder.note("tag", "start")
+    with (tmp_path / "tag.jsonl").open("a") as file:
+        file.write('{"what": "end", "id": "78')
+    assert ["start"] == [event["what"] for event in recorder.events("tag")]

@@ -41,8 +41,8 @@ OUTCOMES = {
 AT_PUBLISH = {"skipped": "has the holder's id", "failed": "fails in the caller"}
 #: Keys of a task that stay.
 KEPT = {"fence", "history", "registry", "stats"}
-#: Keys of a task that expire when nothing has run for a while (docs/project/keys.md).
-EXPIRING = {"recent", "replaced", "slots", "starts", "used", "waiting"}
+#: Keys of a task that expire when nothing has run for a while (docs/project/keys.md); `check` is that of a worker that starts.
+EXPIRING = {"check", "recent", "replaced", "slots", "starts", "used", "waiting"}
 #: Seconds for which a case waits for what may take long.
 LATE = 100.0
 #: Options of a call whose lock is to expire soon.
