@@ -225,6 +225,17 @@ def test_quiet_time(backing: Backing, deliveries: Deliveries) -> None:
     assert GRANTED is deliveries.store.acquire(request).status
 
 
+def test_late_copy_in_a_quiet_time(backing: Backing, deliveries: Deliveries) -> None:
+    """An end within a quiet time takes no message out of the line, though its copy is late."""
+    holder = deliveries.start("holder")
+    quiet = {"quiet": 10.0, "max_quiet": 60.0}
+    assert deliveries.join("a", due=5.0, message="", **quiet).is_waiting
+    backing.wait(6)
+    assert "" == deliveries.store.release(holder, success=True).message
+    asked = Place("ticket a", 1.5, **quiet)
+    assert deliveries.store.acquire(deliveries.request("a", asked, token=LINE_TOKEN, queued=True)).is_waiting
+
+
 def test_replacing(deliveries: Deliveries) -> None:
     """A message that replaces those that wait starts once a slot is free; the others are told so."""
     store, holders = deliveries.store, deliveries.fill()

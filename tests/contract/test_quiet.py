@@ -162,6 +162,15 @@ def test_message_that_was_gone_for_hours(backing: Backing, calls: Calls) -> None
     assert again.quiet == pytest.approx(100, abs=5)
 
 
+def test_newcomer_keeps_those_that_wait(backing: Backing, calls: Calls) -> None:
+    """While a newcomer prolongs the quiet time, the messages that wait for its end are kept, and their places too."""
+    calls.join("a", due=10.0)
+    backing.wait(20)
+    assert 1 == calls.newcomer("b").waiting
+    backing.wait(3700)  # longer than a line lives that nobody asks
+    assert (1, "a") == ((asked := calls.newcomer("c")).waiting, asked.head)
+
+
 def test_who_is_told_of_it(calls: Calls, lease_request: Callable[..., LeaseSpec]) -> None:
     """Only a call that has a quiet time itself is told how long it lasts; a reservation is not."""
     calls.join("a")

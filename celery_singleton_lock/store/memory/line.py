@@ -101,10 +101,18 @@ class Line:
         return next(iter(self.waiting), "") == ticket
 
     def next_turn(self, free: int, ttl: float) -> str:
-        """Return the message of the first in line whose turn it is and who was not named."""
-        self.is_turn("", free)  # removes those that are late
-        first = list(self.waiting.items())[: max(0, free)] if not self.quiet else []
-        return next((self.take_message(ticket, ttl) for ticket, one in first if one.message), "")
+        """Return the message of the first in line in its turn who was not named; remove those before it that are late."""
+        rank, free = 0, 0 if self.quiet else free
+        for ticket, one in list(self.waiting.items()):
+            if rank >= free:
+                break
+            if one.message:
+                return self.take_message(ticket, ttl)
+            if one.has_lapsed(self.clock()):
+                self.remove(ticket)
+            else:
+                rank += 1
+        return ""
 
     def take_message(self, ticket: str, ttl: float) -> str:
         """Return a waiting message to publish, once; keep its place for a TTL."""

@@ -207,6 +207,7 @@ if (ticket == '' or (room ~= '' and not latest)) and owner ~= ARGV[1] and (owner
   quiet_left = math.max(0, math.min(now + quiet, latest) - now)
   redis.call('HSET', waiting, 'quiet_latest', latest, 'quiet_until', now + quiet_left)
   redis.call('PEXPIRE', waiting, math.max(max_quiet + window, redis.call('PTTL', waiting)))
+  redis.call('PEXPIRE', line, math.max(max_quiet + window, redis.call('PTTL', line)))
 end
 --@end
 local is_turn = not owner or owner == 'queued:line'
