@@ -47,7 +47,7 @@ def handle_copy(attempt: Attempt) -> float | None:
         digest, limit = config.digest(request.args, request.kwargs), config.limit(request.args, request.kwargs)
         attempt.spec = replace(attempt.spec, digest=digest, limit=limit, place=_place(attempt))
         result = _acquire(attempt)
-        if result.status is AcquireStatus.DROPPED or _runs(request.id, result.holder):
+        if result.status is AcquireStatus.DROPPED:
             return None
         counts = result.status in (AcquireStatus.REFUSED, AcquireStatus.GRANTED)
         if counts and seconds_left(state.expires) <= 0:
@@ -108,11 +108,6 @@ def _acquire(attempt: Attempt) -> AcquireResult:
     result = attempt.store.acquire(attempt.spec)
     publish_next(attempt.task.app, result.message)
     return result
-
-
-def _runs(task_id: str, holder: Holder | None) -> bool:
-    """Tell whether the message itself holds the lock, as after a loss of data that its copy did not know of."""
-    return holder is not None and holder.task_id == task_id and holder.state == "running"
 
 
 def _publish_message(attempt: Attempt, state: RetryState) -> float | None:

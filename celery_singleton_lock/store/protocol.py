@@ -49,6 +49,8 @@ class AcquireResult(NamedTuple):
     asked: float = 0.0  # seconds since the holder was asked to stop; 0 if it was not
     ahead: int = 0  # how many of those that wait are before this message
     message: str = ""  # to be published: of another one, whose turn it is for a TTL, as the lock is free
+    shares_id: bool = False  # whether the holder is another message with the same task id
+    is_head: bool = False  # whether another delivery of this message is the first of those that wait
 
 
 class GracePeriod(StoreUnavailable):

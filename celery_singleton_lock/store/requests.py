@@ -26,6 +26,7 @@ class Place(NamedTuple):
         stop: whether it is to replace the holder: when it joins, a running holder is asked to stop, and a reservation ends. A
             message that was replaced itself is not granted the lock.
         gives_way: whether a later message with `replace` takes its place.
+        identity: of the message, for another one may have its task id; empty if it is not known.
     """
 
     ticket: str = ""
@@ -39,6 +40,7 @@ class Place(NamedTuple):
     max_quiet: float = 0.0
     stop: bool = False
     gives_way: bool = False
+    identity: str = ""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ def handle_duplicate(attempt: Attempt, result: AcquireResult) -> Any:
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(attempt)
     _end_without_policy(attempt, result, error)
-    if holder.task_id == attempt.request.id and not attempt.request.is_eager:
+    if holder.task_id == attempt.request.id and not (result.shares_id or attempt.request.is_eager):
         _drop_delivery(attempt, error)
     if spec.comes_again and spec.redelivered and attempt.store.has_begun(spec):
         attempt.note(is_unfinished=True)
@@ -106,7 +106,7 @@ def _drop_waiting(attempt: Attempt, result: AcquireResult, error: DuplicateTask)
             attempt.log(error.holder).info("waits in line (%d waiting): %s", result.waiting, error)
         ending.drop("waits in line")
     # Its worker died before it acknowledged the message. One with a ticket was published in its turn, and has no copy any more.
-    if result.head == attempt.request.id and attempt.spec.redelivered and not attempt.ticket:
+    if result.is_head and attempt.spec.redelivered and not attempt.ticket:
         ending.drop("waits in line already")
 
 

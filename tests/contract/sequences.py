@@ -72,7 +72,12 @@ class Step(NamedTuple):
     @property
     def ticket(self) -> str:
         """Ticket of the message: two deliveries of one message that both wait have two."""
-        return f"ticket{self.message}{self.delivery}"
+        return f"{self.identity}.{self.message}{self.delivery}"
+
+    @property
+    def identity(self) -> str:
+        """Identity of the message: the second delivery is of another one with its task id. That of the last is not known."""
+        return f"{self.message}{self.delivery % 2}" if self.message < 2 else ""
 
 
 MAX_STARTS = (MaxStarts(1, WINDOW), MaxStarts(2, WINDOW), MaxStarts(2, WINDOW, "unsuccessful"))
@@ -103,7 +108,7 @@ def _random_step(chance: random.Random) -> Step:
     return Step(
         chance.choice(VERBS),
         chance.randrange(3),
-        chance.choice((0, 0, 0, 1)),
+        chance.choice((0, 0, 0, 1, 2)),
         chance.randrange(3),
         chance.random() < 0.5,
         chance.randrange(6),
@@ -164,11 +169,11 @@ class Player:
         more = {"supervised": self._setup.supervised, "redelivered": step.choice > 2, "comes_again": step.message > 0}
         return self._request(step, step.token, place, **more)
 
-    def _place(self, ticket: str, copy: float, **more: Any) -> Place | None:
+    def _place(self, step: Step, ticket: str, copy: float, **more: Any) -> Place | None:
         setup = self._setup
         if not (setup.line or ticket):
             return None
-        place = Place(ticket, copy, stop=setup.line == "replace", **more)
+        place = Place(ticket, copy, stop=setup.line == "replace", identity=step.identity, **more)
         return place._replace(quiet=QUIET, max_quiet=MAX_QUIET) if setup.quiet else place
 
     def _joining(self, step: Step, copy: float) -> Place | None:
@@ -183,7 +188,7 @@ class Player:
             "due": DUE,
             "message": text,
         }
-        return self._place(step.ticket, copy, **more)
+        return self._place(step, step.ticket, copy, **more)
 
     def _acquire(self, spec: LeaseSpec) -> AcquireResult:
         result = self._store.acquire(spec)
@@ -196,10 +201,10 @@ class Player:
     # -- Deliveries: of a message that has not waited, of one published in its turn, and the second call of one that waits.
 
     def _start(self, step: Step) -> Any:
-        return self._acquire(self._delivery(step, self._place("", 0.0)))
+        return self._acquire(self._delivery(step, self._place(step, "", 0.0)))
 
     def _turn(self, step: Step) -> Any:
-        return self._acquire(self._delivery(step, self._place(step.ticket, step.copy + 0.5)))
+        return self._acquire(self._delivery(step, self._place(step, step.ticket, step.copy + 0.5)))
 
     def _join(self, step: Step) -> Any:
         return self._acquire(self._delivery(step, self._joining(step, 0.0 if step.flag else step.copy + 0.5)))
@@ -207,7 +212,9 @@ class Player:
     # -- Delayed copies: the first call, and the second one.
 
     def _copy(self, step: Step) -> Any:
-        return self._acquire(self._request(step, LINE_TOKEN, self._place(step.ticket, step.copy + 1.0), queued=True))
+        return self._acquire(
+            self._request(step, LINE_TOKEN, self._place(step, step.ticket, step.copy + 1.0), queued=True)
+        )
 
     def _join_copy(self, step: Step) -> Any:
         return self._acquire(self._request(step, LINE_TOKEN, self._joining(step, step.copy + 1.0), queued=True))

@@ -116,7 +116,7 @@ def endless_reservation(store: MemoryStore, line: Line, lock: str, ttl: float) -
 
 
 def copies_not_dropped(line: Line, ticket: str, by: str = "") -> None:
-    line.waiting.pop(ticket, None)
+    line.remove(ticket)
 
 
 def latest_in_front(line: Line, ticket: str = "", replace: str = "") -> str:

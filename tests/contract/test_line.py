@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
 from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
@@ -36,7 +36,7 @@ class Deliveries:
         self, name: str, ticket: str = "", copy: float = 0.0, **more: object
     ) -> tuple[LeaseSpec, AcquireResult]:
         """Deliver a copy of a message."""
-        spec = self.request(name, Place(ticket, copy), **more)
+        spec = self.request(name, Place(ticket, copy, identity=f"ticket {name}"), **more)
         return spec, self.store.acquire(spec)
 
     def copy(self, name: str, copy: float) -> AcquireResult:
@@ -55,6 +55,7 @@ class Deliveries:
         """Let a message wait; its ticket is its name, and its text what starts it."""
         text = f"message {name}" if text == "?" else text
         place = Place(f"ticket {name}", copy, room, replace, copy + 1.5, 40.0, text, gives_way=gives_way)
+        place = place._replace(identity=place.ticket)
         return self.store.acquire(self.request(name, place))
 
     def held(self, name: str = "holder") -> LeaseSpec:
@@ -257,12 +258,103 @@ def test_message_is_named_once(backing: Backing, deliveries: Deliveries) -> None
     assert GRANTED is deliveries.acquire("b", "ticket b", 2.5)[1].status
 
 
-def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries) -> None:
+@pytest.mark.parametrize("identity", ["ticket a", ""])
+def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries, identity: str) -> None:
     """A message that is delivered twice has two tickets. When it starts, the other ticket does not go on waiting in the line."""
     assert GRANTED is deliveries.copy("a", 1.5).status
-    first, result = deliveries.acquire("a", "another ticket", 0.5)
-    assert (GRANTED, True) == (result.status, deliveries.join("n", room=1).is_waiting)
+    first = deliveries.request("a", Place(f"{identity}.2", 0.5, identity=identity))
+    assert GRANTED is deliveries.store.acquire(first).status
+    assert deliveries.join("n", room=1).is_waiting
     assert "message n" == deliveries.store.release(first, success=True).message
+
+
+class Sharing:
+    """Two messages with one task id and other arguments, "one" and "two"; by default a delivery that has not waited."""
+
+    def __init__(self, deliveries: Deliveries) -> None:
+        self.store = deliveries.store
+        self._request = deliveries.request
+
+    def request(self, which: str, **place: object) -> LeaseSpec:
+        more = {"token": LINE_TOKEN, "queued": True} if place.pop("is_copy", False) else {}
+        return self._request("shared", Place(identity=which)._replace(**place), **more)
+
+    def acquire(self, which: str, **place: object) -> AcquireResult:
+        return self.store.acquire(self.request(which, **place))
+
+    def join(self, which: str) -> AcquireResult:
+        return self.acquire(which, ticket=f"{which}.0", room=9, next_copy=1.5, due=40.0, message=f"text {which}")
+
+    def copy(self, which: str) -> AcquireResult:
+        return self.acquire(which, ticket=f"{which}.0", copy=1.5, is_copy=True)
+
+
+@pytest.fixture
+def sharing(deliveries: Deliveries) -> Sharing:
+    return Sharing(deliveries)
+
+
+def test_two_messages_with_one_task_id(deliveries: Deliveries, sharing: Sharing) -> None:
+    """While the first of them runs, the second one waits, and its copy goes on. It is the next one."""
+    holder = deliveries.held()
+    assert [1, 2] == [sharing.join(message).waiting for message in ("one", "two")]
+    assert "text one" == sharing.store.release(holder, success=True).message
+    started = sharing.request("one", ticket="one.0", copy=0.5)
+    assert GRANTED is sharing.store.acquire(started).status
+    waits = sharing.copy("two")
+    assert (REFUSED, True, True) == (waits.status, waits.is_waiting, waits.shares_id)
+    assert DROPPED is sharing.copy("one").status
+    assert (False, "text two") == sharing.store.release(started, success=True)
+    assert GRANTED is sharing.acquire("two", ticket="two.0", copy=0.5).status
+
+
+def test_second_message_with_a_task_id_is_no_redelivery(sharing: Sharing) -> None:
+    """A message whose task id the holder has waits like any other. A redelivery of the holder's does not."""
+    started = sharing.request("one")
+    assert GRANTED is sharing.store.acquire(started).status
+    assert [False, True] == [sharing.acquire(message).shares_id for message in ("one", "two")]
+    assert sharing.join("two").is_waiting
+    assert (True, "text two") == sharing.store.release(started, success=True)
+
+
+def test_message_whose_task_id_the_head_has(deliveries: Deliveries, sharing: Sharing) -> None:
+    """A delivery is told whether its message is the head of the line, and whether the lock is reserved for it."""
+    holder = deliveries.held()
+    sharing.join("one")
+    assert [True, False] == [sharing.acquire(message).is_head for message in ("one", "two")]
+    assert "text one" == sharing.store.release(holder, success=True).message
+    told = [sharing.acquire(message) for message in ("one", "two")]
+    assert [("shared", True, False), ("shared", False, True)] == [
+        (one.holder.task_id, one.is_head, one.shares_id) for one in told if one.holder
+    ]
+
+
+def test_holder_that_lost_its_data(backing: Backing, sharing: Sharing) -> None:
+    """A holder that has reacquired its lock is taken for any message with its task id."""
+    started = sharing.request("one")
+    fence = sharing.store.acquire(started).fence
+    backing.lose()
+    sharing.store.reacquire(started, fence)
+    assert [DROPPED, DROPPED] == [sharing.copy(message).status for message in ("one", "two")]
+
+
+def test_message_whose_identity_is_not_known(sharing: Sharing) -> None:
+    """A message with an argument that has no stable form is taken for any message with its task id."""
+    started = sharing.request("")
+    assert GRANTED is sharing.store.acquire(started).status
+    assert [False, False] == [sharing.acquire(which).shares_id for which in ("", "two")]
+
+
+def test_replacement_with_the_task_id_of_the_holder(sharing: Sharing) -> None:
+    """It asks the holder to stop like any other. If it is delivered again after that, it is not taken for the replaced one."""
+    started = sharing.request("one", stop=True)
+    assert GRANTED is sharing.store.acquire(started).status
+    place = {"ticket": "two.0", "room": 1, "replace": True, "due": 40.0, "message": "text two", "stop": True}
+    assert sharing.acquire("two", **place).is_waiting
+    assert [RenewResult.STOP] == sharing.store.renew([replace(started, stoppable=True)])
+    assert "text two" == sharing.store.release(started, success=False).message
+    again = replace(sharing.request("two", ticket="two.0", copy=0.5, stop=True), redelivered=True)
+    assert GRANTED is sharing.store.acquire(again).status
 
 
 def test_full_line(deliveries: Deliveries) -> None:

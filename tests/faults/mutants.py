@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "same task id is no duplicate",
         "worker/duplicates.py",
-        "    if holder.task_id == attempt.request.id and not attempt.request.is_eager:",
+        "    if holder.task_id == attempt.request.id and not (result.shares_id or attempt.request.is_eager):",
         "    if False:",
         "test_redelivery.py::test_no_duplicate_of_itself",
         "next .*late-skip|'what': 'duplicate'",
@@ -534,9 +534,17 @@ MUTANTS = (
         "'REVOKED'",
     ),
     Mutant(
+        "another message with the holder's task id is no redelivery",
+        "store/redis/acquire.lua",
+        "  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))",
+        "  is_own = true",
+        "tests/overlap/test_line_faults.py::test_message_with_the_task_id_of_the_holder",
+        "number 0 waits",
+    ),
+    Mutant(
         "of several newcomers the latest runs",
         "store/redis/acquire.lua",
-        "  use(newest, is_own and '' or 'superseded')\n",
+        "  use(newest, has_id and '' or 'superseded')\n",
         "",
         "tests/contract/test_replace.py::test_latest_newcomer_waits[redis]",
         "SUPERSEDED",

@@ -287,7 +287,7 @@ def test_line_that_is_not_kept(scene: Scene) -> None:
     keys = [LOCK, scene.b.attempt, scene.b.completed, f"{BASE}:fence", f"{BASE}:recent", REVOKED, PAUSES]
     keys += line_keys(BASE, "1")
     who = (scene.b.token, 30000, "task-t2", "", 0, "", "")
-    scene.client.eval(text, len(keys), *keys, *who, "t2", 1, 0, "", 0, "", 3600000)  # type: ignore[no-untyped-call]
+    scene.client.eval(text, len(keys), *keys, *who, "t2", "t2", 1, 0, "", 0, "", 3600000, "")  # type: ignore[no-untyped-call]
     assert ("acquire", "b", LOCK, "take") == scene.seen()[-1]
     assert {"order"} == scene.found()
 

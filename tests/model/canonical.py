@@ -17,6 +17,7 @@ import marshal
 from collections import defaultdict
 from typing import Any
 
+from celery_singleton_lock.store.memory.line import identity_in
 from celery_singleton_lock.store.memory.records import Record
 from tests.model.world import BASE, LOCK, Delivery, World, message_of
 
@@ -32,7 +33,7 @@ def key(world: World) -> bytes:
 
 def canonical(world: World) -> Any:
     """Return a state in the form that is equal for equal ones."""
-    facts: Facts = {f"m{number}": defaultdict(list) for number in range(world.messages)}
+    facts: Facts = {name: defaultdict(list) for name in world.names()}
     now, store = world.clock.time, world.store
     for one in world.broker:
         marks = (one.is_copy, one.redelivered, one.unfinished, one.stays and world.deaths > 0)
@@ -49,7 +50,7 @@ def canonical(world: World) -> Any:
             text = (message_of(one.message),) if one.message else ()
             marks = (ticket == line.newest, any(message.unfinished for message in text))
             numbers = (one.copy, *(message.copy for message in text))
-            facts[one.task_id][ticket].append((("line", position, late, *marks), numbers))
+            facts[identity_in(ticket)][ticket].append((("line", position, late, *marks), numbers))
     faults = (world.twice, world.deaths, world.dead_children, world.losses, world.purged, world.delays, world.stops)
     faults = (*faults, world.failures)
     return (
@@ -94,9 +95,11 @@ def _note_delivery(world: World, facts: Facts, delivery: Delivery, owned: Any) -
 def _message(world: World, name: str, tickets: dict[str, list[Any]]) -> Any:
     """Return what a message has."""
     used = world.store._used.get(BASE, {})
-    notes = [key[len(BASE) : -len(name)] for key in world.store._records if key.endswith(f":{name}")]
+    task_id = name.rstrip("'")
+    notes = [key[len(BASE) : -len(task_id)] for key in world.store._records if key.endswith(f":{task_id}")]
     joined = world.joined.index(name) + 1 if name in world.joined else 0
     told = (name in world.started, name in world.gone, name in world.ended, name == world.latest, joined)
+    told = (*told, world.one_id and task_id == "m0")
     return told, sorted(notes), sorted([_ticket(ticket, used, own) for ticket, own in tickets.items()])
 
 

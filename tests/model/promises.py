@@ -25,7 +25,7 @@ def check_now(world: World) -> None:
 
 def check_end(world: World) -> None:
     """Check what holds once nothing is left to be done; newcomers change the world."""
-    names = {f"m{number}" for number in range(world.messages)}
+    names = set(world.names())
     ran = world.started | world.gone
     assert not world.unfinished(), f"{world.unfinished()} began and never ended"
     if isinstance(world.policy, Wait):
@@ -51,7 +51,7 @@ def check_newcomer(world: World, name: str) -> None:
     while text:
         left = message_of(text)
         place = Place(left.ticket, left.copy)
-        started = LeaseSpec(BASE, DIGEST, f"token of {text}", TTL, left.id, place=place, limit=world.limit)
+        started = LeaseSpec(BASE, DIGEST, f"token of {text}", TTL, left.task_id, place=place, limit=world.limit)
         assert world.store.acquire(started).status is AcquireStatus.GRANTED, f"{text} has to wait"
         text = world.store.release(started, True).message
     if result.message:

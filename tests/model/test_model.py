@@ -81,7 +81,7 @@ def endless_reservation(store: MemoryStore, line: Line | None, lock: str, ttl: f
 
 
 def ticket_not_used(line: Line, ticket: str, by: str) -> None:
-    line.waiting.pop(ticket, None)
+    line.remove(ticket)
 
 
 def release_by_anybody(store: MemoryStore, spec: LeaseSpec, *_: Any, **__: Any) -> Released:

@@ -40,7 +40,7 @@ Step = tuple[str, int]
 
 
 class Message(NamedTuple):
-    """A message at the broker."""
+    """A message at the broker. Two of them may have one task id: it is the part of the name before a quote."""
 
     id: str
     ready: float = 0.0  # when it may be delivered
@@ -50,6 +50,10 @@ class Message(NamedTuple):
     redelivered: bool = False
     unfinished: bool = False  # says that an earlier delivery of it began its body, and did not end it
     stays: bool = False  # a copy that was due, and stays in its worker
+
+    @property
+    def task_id(self) -> str:
+        return self.id.rstrip("'")
 
     @property
     def text(self) -> str:
@@ -109,6 +113,7 @@ class World:
         policy: of duplicates.
         once: whether no message starts twice.
         ordered: whether messages that wait start before newcomers, in the order of joining, N of them at once in any order.
+        one_id: whether the second message has the task id of the first, and other arguments.
         raw: whether nothing is left out, to check that nothing is lost by what is.
     """
 
@@ -127,6 +132,7 @@ class World:
     policy: Policy = Wait(max_waiting=100)  # noqa: RUF009 - it is frozen
     once: bool = False
     ordered: bool = False
+    one_id: bool = False
     raw: bool = False
     clock: Clock = field(default_factory=Clock)
     count: int = 0
@@ -144,10 +150,14 @@ class World:
 
     def __post_init__(self) -> None:
         self.store = self.store or MemoryStore(clock=self.clock)
-        self.broker = tuple(Message(f"m{number}") for number in range(self.messages))
+        self.broker = tuple(Message(name) for name in self.names())
         if self.reserved:
             token = queued_token("m0")
             self.store.acquire(LeaseSpec(BASE, DIGEST, token, QUEUE_TTL, "m0", queued=True, limit=self.limit))
+
+    def names(self) -> list[str]:
+        """Return the names of all messages."""
+        return [f"m{number}" if number != 1 or not self.one_id else "m0'" for number in range(self.messages)]
 
     def copy(self) -> World:
         """Return an independent world in the same state."""
@@ -298,7 +308,7 @@ class World:
     def _deliver(self, place: int) -> None:
         message = self._take(place)
         self.count += 1
-        place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder)
+        place_in_line = Place(message.ticket, message.copy, stop=self.policy.stops_holder, identity=message.id)
         if message.is_copy:
             place_in_line = place_in_line._replace(due=COPY_DELAY + TTL)
         delivery = Delivery(self.count, message, "acquire", place_in_line, unfinished=message.unfinished)
@@ -323,7 +333,7 @@ class World:
             DIGEST,
             LINE_TOKEN if queued else delivery.token,
             TTL,
-            message.id,
+            message.task_id,
             redelivered=not queued and (message.redelivered or message.unfinished),
             queued=queued,
             limit=self.limit,
@@ -386,9 +396,9 @@ class World:
 
     def _message_held(self, delivery: Delivery, result: AcquireResult) -> None:
         message, is_redelivered = delivery.message, delivery.message.redelivered or delivery.message.unfinished
-        if result.head == message.id and is_redelivered and not delivery.place.ticket:
+        if result.is_head and is_redelivered and not delivery.place.ticket:
             self._finish(delivery)
-        elif result.holder is not None and result.holder.task_id == message.id:
+        elif result.holder is not None and result.holder.task_id == message.task_id and not result.shares_id:
             self._run_later(delivery, message._replace(redelivered=True))
         else:
             wish = self._wish(delivery, result)
@@ -474,14 +484,12 @@ class World:
         self._release_to(delivery, self.store.leave(self._request(delivery, None), delivery.place.ticket))
 
     def _copy_acquired(self, delivery: Delivery, result: AcquireResult) -> None:
-        holder, message = result.holder, delivery.message
-        is_running = holder is not None and holder.task_id == message.id and holder.state == "running"
-        ends = is_running or result.status is AcquireStatus.DROPPED
+        message = delivery.message
         if delivery.next == "join":
             if result.is_waiting:
                 self._go_on(delivery)
                 return
-        elif result.status is AcquireStatus.REFUSED and not is_running:
+        elif result.status is AcquireStatus.REFUSED:
             wish = self._wish(delivery, result)
             if isinstance(wish, Enqueue) and result.is_waiting:
                 self._go_on(delivery)
@@ -489,7 +497,7 @@ class World:
             if isinstance(wish, Enqueue):
                 self._set(delivery, next="join", place=self._joining(delivery, wish))
                 return
-        if ends:
+        if result.status is AcquireStatus.DROPPED:
             self._finish(delivery)
         else:
             # A copy that is delivered again publishes its message once more, under another number.
@@ -511,11 +519,11 @@ class World:
         message = delivery.message
         # The number grows by 1 and a bit that no other copy has. A copy that stays in its worker keeps its number.
         following = message.copy if message.is_copy else math.floor(2 * message.copy) / 2 + 1 + delivery.number * 1e-4
-        ticket = delivery.place.ticket or f"t{delivery.number}"  # it has one if it had no room before
+        ticket = delivery.place.ticket or f"{message.id}.{delivery.number}"  # it has one if it had no room before
         text = Message(message.id, 0.0, ticket, message.copy + 0.5, unfinished=delivery.unfinished).text
         due = COPY_DELAY + TTL
         joining = Place(ticket, message.copy, wish.room, wish.replace, following, due, text, stop=wish.stop)
-        return joining._replace(gives_way=wish.gives_way)
+        return joining._replace(gives_way=wish.gives_way, identity=message.id)
 
     def _publish_message(self, place: int) -> None:
         self._publish(self._following(place))

@@ -62,13 +62,22 @@ def test_calls_with_another_policy(env: WorkerEnvironment, policy: Policy) -> No
 
 
 def test_two_messages_with_one_id(env: WorkerEnvironment) -> None:
-    """Two messages in one line with the same task id, and other arguments, both run: the second one, with its delayed copy."""
-    first = env.hold("wait", **HOLDS)
-    (waiting,) = enqueue(env, "wait", 1)
-    enqueue(env, "wait", 1, kwargs={"acts": ["return", "return"]}, task_id=waiting.id)
+    """Two messages in one line with the same task id, and other arguments, both run: copies of the second come meanwhile."""
+    first = env.hold("wait_short_ttl", **HOLDS)
+    (waiting,) = enqueue(env, "wait_short_ttl", 1, kwargs={"acts": ["sleep"], "seconds": 2.5})
+    enqueue(env, "wait_short_ttl", 1, kwargs={"acts": ["return", "return"]}, task_id=waiting.id)
     env.let_go()
     until(lambda: len(env.events("end")) == 3, "all have run")
     assert [first.id, waiting.id, waiting.id] == order(env)
+    assert_one_at_a_time(env)
+
+
+def test_message_with_the_task_id_of_the_holder(env: WorkerEnvironment) -> None:
+    """A message with the task id of the holder, and other arguments, waits in line like any other, and runs at once after it."""
+    first = env.hold("wait_long")
+    enqueue(env, "wait_long", 1, kwargs={"acts": ["return", "return"]}, task_id=first.id)
+    env.let_go()
+    until(lambda: len(env.events("end")) == 2, "both have run", BEFORE_A_COPY)
     assert_one_at_a_time(env)
 
 

@@ -158,9 +158,13 @@ class Line:
         if place.quiet:
             self.quiet_until = self.quiet_latest = 0.0
         head = next(iter(self.waiting), "")
-        if head and self.waiting[head].task_id == spec.task_id:
+        if self.is_of(head, spec, place):
             self.remove(head)
         return bool(self.waiting)
+
+    def is_of(self, ticket: str, spec: LeaseSpec, place: Place) -> bool:
+        """Tell whether a ticket is that of another delivery of this message."""
+        return bool(ticket) and self.waiting[ticket].task_id == spec.task_id and is_same(place, identity_in(ticket))
 
     def remove(self, ticket: str) -> None:
         """Take a message out of the line."""
@@ -179,3 +183,13 @@ class Line:
         """Return the ticket of the first in line, unless its copy is to start it, or it was named before."""
         head = self.head()
         return head if head and self.waiting[head].message and not self.quiet else ""
+
+
+def identity_in(ticket: str) -> str:
+    """Return the identity of the message that has this ticket."""
+    return ticket.partition(".")[0]
+
+
+def is_same(place: Place | None, identity: str) -> bool:
+    """Tell of a message with the same task id whether it is this one, as `acquire.lua` does."""
+    return place is None or "" in (place.identity, identity) or place.identity == identity

@@ -10,8 +10,8 @@ from typing import Any
 from celery_singleton_lock.clock import now
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.native import native_lock
-from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, replaced_key
-from celery_singleton_lock.store.memory.line import Line
+from celery_singleton_lock.store.keys import COPY_TTL, LINE_TOKEN, queued_token, replaced_key
+from celery_singleton_lock.store.memory.line import Line, is_same
 from celery_singleton_lock.store.protocol import AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 
@@ -32,6 +32,7 @@ class Record:
     stop: str = ""  # token of the holder that is asked to stop
     asked: float = 0.0  # since when
     line: bool = False  # whether messages wait in line for its end
+    identity: str = ""  # of its message, where a line counts
     named: bool = False  # reserved for a head of the line whose message was published
     limit: int = 0  # how many may hold the lock
     ttl: float = 0.0
@@ -100,7 +101,7 @@ class Records:
 
     def _is_replaced(self, spec: LeaseSpec, holder: Record | None) -> AcquireStatus | None:
         """Tell whether another message has replaced this one, as the section `stop` of `acquire.lua` does."""
-        if holder and holder.task_id == spec.task_id:
+        if holder and is_own(spec, holder):
             return None
         key = f"{replaced_key(spec.base)}:%s:{spec.task_id}"
         if self._find(key % "queued"):
@@ -112,11 +113,12 @@ class Records:
         if holder is None or not place.stop:
             return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
-        is_own = holder.token == spec.token or holder.task_id == spec.task_id
-        if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "cooldown":
+        same = holder.token == spec.token or is_own(spec, holder)
+        if not place.room or same or holder.token == LINE_TOKEN or holder.state == "cooldown":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
-        self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        if holder.task_id != spec.task_id:
+            self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
         if holder.state == "queued":
             del self._records[spec.lock]
             return 0.0, None
@@ -128,7 +130,7 @@ class Records:
         """Return the slot that a request concerns, as `acquire.lua` does."""
         held = self._held_slots(spec.slot_lock(0))
         for slot, record in sorted(held.items(), key=lambda item: (item[1].token != spec.token, item[0])):
-            if record.token == spec.token or record.task_id == spec.task_id:
+            if record.token == spec.token or is_own(spec, record):
                 return slot
         if len(held) >= spec.limit:
             return min(held, key=lambda slot: held[slot].fence)
@@ -184,3 +186,9 @@ class Records:
             return None
         age, remaining = self._clock() - record.since, record.expires - self._clock()
         return Holder(record.task_id, record.node, record.pid, age, remaining, record.fence, record.state)
+
+
+def is_own(spec: LeaseSpec, record: Record) -> bool:
+    """Tell whether another delivery of this message has the lock, and not another message with its task id."""
+    is_certain = record.token in (spec.token, queued_token(spec.task_id))
+    return record.task_id == spec.task_id and (is_certain or is_same(spec.place, record.identity))

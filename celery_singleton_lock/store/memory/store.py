@@ -68,15 +68,17 @@ class MemoryStore(Turns):
 
     def _grant(self, spec: LeaseSpec, lock: str, fence: int | None = None) -> int:
         """Let this token own the lock; return the fence, a new one if none is given."""
-        record = self._find(lock)
+        record, is_reacquired = self._find(lock), fence is not None
         if record is None or record.token != spec.token:  # a reservation of this message
-            line = record is not None and record.line
+            line, identity = (record.line, record.identity) if record else (False, "")
             if fence is None:
                 fence = self._new_fence(spec.base)
                 self._note_fence(spec.base, lock, fence, spec.ttl, oldest=fence - spec.ttl * 1e6)
             record = Record(spec.token, 0, self._clock(), spec.task_id, spec.node, spec.pid, fence=fence)
             record.state, record.line = "queued" if spec.queued else record.state, line
-            record.limit, record.ttl = spec.limit, spec.ttl
+            record.limit, record.ttl, record.identity = spec.limit, spec.ttl, identity
+        if spec.place and not is_reacquired:
+            record.identity = spec.place.identity
         record.expires = self._clock() + spec.ttl
         self._records[lock] = record
         if spec.supervised or (spec.limit and not spec.queued):

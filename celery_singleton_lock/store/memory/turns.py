@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
-from celery_singleton_lock.store.memory.line import Line
-from celery_singleton_lock.store.memory.records import Record, Records
+from celery_singleton_lock.store.memory.line import Line, identity_in
+from celery_singleton_lock.store.memory.records import Record, Records, is_own
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 
@@ -18,8 +18,7 @@ class Turns(Records):
     def _in_line(self, spec: LeaseSpec, place: Place, lock: str) -> AcquireResult | None:
         """Answer a request for which the line counts, or return None if the lock is to be granted."""
         line, record = self._line(spec), self._find(lock)
-        status = line.refused(place) or (self._is_replaced(spec, record) if place.stop else None)
-        if status:
+        if status := self._ends(spec, place, line, record):
             return self._refused(spec, status)
         head = line.head(place.ticket, spec.task_id if place.replace else "")
         asked, record = self._ask_to_stop(spec, place, record)
@@ -44,19 +43,39 @@ class Turns(Records):
                 record.line = True
         return self._waits(spec, place, line, head, record, asked)
 
+    def _ends(self, spec: LeaseSpec, place: Place, line: Line, record: Record | None) -> AcquireStatus | None:
+        """Tell whether a message ends, or a copy is dropped: as it has started, or another message has replaced it."""
+        if status := line.refused(place):
+            return status
+        if spec.token == LINE_TOKEN and record and record.state == "running" and is_own(spec, record):
+            return AcquireStatus.DROPPED
+        return self._is_replaced(spec, record) if place.stop else None
+
     def _waits(
         self, spec: LeaseSpec, place: Place, line: Line, head: str, record: Record | None, asked: float
     ) -> AcquireResult:
         """Answer a message that does not start: who holds the lock, and the line."""
-        if record and record.task_id == spec.task_id:
-            record.redelivered = True
         task_id = line.waiting[head].task_id if head else ""
+        is_head = line.is_of(head, spec, place)
+        same = is_own(spec, record) if record else is_head
+        if record and same:
+            record.redelivered = True
         holder = self._holder(record) or Holder(task_id, state="queued")
         quiet, is_waiting = line.quiet if place.quiet else 0.0, place.ticket in line.waiting
         waiting, ahead = len(line.waiting), line.ahead(place.ticket)
         message = "" if record or (spec.queued and spec.token != LINE_TOKEN) else self._call(spec, place, line)
         return AcquireResult(
-            AcquireStatus.REFUSED, holder, 0, 0, waiting, task_id, is_waiting, quiet, asked, ahead, message
+            AcquireStatus.REFUSED,
+            holder,
+            waiting=waiting,
+            head=task_id,
+            is_waiting=is_waiting,
+            quiet=quiet,
+            asked=asked,
+            ahead=ahead,
+            message=message,
+            shares_id=holder.task_id == spec.task_id and not same,
+            is_head=is_head,
         )
 
     def _call(self, spec: LeaseSpec, place: Place, line: Line) -> str:
@@ -66,6 +85,7 @@ class Turns(Records):
         if ticket and not spec.limit:
             until, task_id = self._clock() + spec.ttl, line.waiting[ticket].task_id
             reserved = Record(LINE_TOKEN, until, self._clock(), task_id, state="queued", named=True, line=True)
+            reserved.identity = identity_in(ticket)
             self._records[spec.slot_lock(0)] = reserved
         return message
 
@@ -120,5 +140,6 @@ class Turns(Records):
             state="queued",
             named=True,
             redelivered=False,
+            identity=identity_in(head),
         )
         return line.take_message(head, ttl)

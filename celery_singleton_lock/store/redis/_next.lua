@@ -17,7 +17,8 @@ do
   if head and fields[2] ~= '' and (fields[4] or 0) + 0 <= now then
     message = fields[2]
     redis.call('HSET', waiting, head .. ':due', now + lasts, head .. ':message', '') -- a second publication would run again
-    redis.call('HSET', lock, 'token', 'queued:line', 'state', 'queued', 'task', fields[3], 'named', 1, 'duplicates', 0)
+    redis.call('HSET', lock, 'token', 'queued:line', 'state', 'queued', 'task', fields[3], 'named', 1, 'duplicates', 0,
+               'identity', string.match(head, '^[^.]*'))
     redis.call('PEXPIRE', lock, lasts)
   else
     redis.call('DEL', lock)

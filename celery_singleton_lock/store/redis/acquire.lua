@@ -1,7 +1,7 @@
 --!df flags=allow-undeclared-keys
 -- Acquires a lock if it is free, this token's already, or reserved for this task id; otherwise names its holder.
 -- KEYS  1 lock: hash of the holder's token (empty in a cooldown), task, node, pid, since (ms), fence; `state` unless a body runs;
---         `ttl` (ms); `renewed`: when (ms) the process of the body last renewed it; `redelivered` once its task id came again; `line` if messages wait in line; `duplicates` that the holder has met
+--         `ttl` (ms); `renewed`: when (ms) the process of the body last renewed it; `redelivered` once its task id came again; `identity` of its message (below), where a line counts; `line` if messages wait in line; `duplicates` that the holder has met
 --       2 attempt: name of the token's lock, for a supervisor   4 fence: the task name's last one
 --       3 completed: note for redeliveries of a task id: 'finishing:<token>', then 'success'
 --       5 recent: sorted set of lock -> fence of its last grant, for a TTL
@@ -15,7 +15,7 @@
 --@feature limit  KEYS slots | ARGV slot_limit
 --@feature records  KEYS registry, stats, history | ARGV policy, waited, history_length
 --@feature grace  KEYS primary | ARGV grace
---@feature line  KEYS line, waiting, used | ARGV ticket, copy, next_copy, room, due, message, window, gives_way
+--@feature line  KEYS line, waiting, used | ARGV identity, ticket, copy, next_copy, room, due, message, window, gives_way
 --@feature stop  KEYS replaced
 --@feature debounce  ARGV quiet, max_quiet
 --@feature dispatch
@@ -24,6 +24,10 @@
 --@feature queued
 --@feature body
 --@feature begun  KEYS begun | ARGV begun_ttl
+--@if line
+-- Tells of a message with this one's task id whether it is this one. After a loss of data, nothing tells, and it is taken for this one.
+local function is_same(other) return identity == '' or (other or '') == '' or other == identity end
+--@end
 if redis.call('ZSCORE', KEYS[6], ARGV[1]) then return {'revoked'} end
 local completed = ARGV[7] == '1' and redis.call('GET', KEYS[3])
 if completed == 'success' then return {'completed'} end
@@ -41,11 +45,15 @@ do
   local function key_of(number) return number == 0 and first or string.format('%s:%d', first, number) end
   local function is_held(number)
     if held[number] == nil then
-      local holder = redis.call('HMGET', key_of(number), 'token', 'task', 'fence')
+      local holder = redis.call('HMGET', key_of(number), 'token', 'task', 'fence', 'identity')
       held[number] = holder[1]
       if holder[1] then
         live = live + 1
-        if holder[1] == ARGV[1] then own = number elseif holder[2] == ARGV[3] then same = math.min(same or number, number) end
+        local matches = holder[2] == ARGV[3]
+        --@if line
+        matches = matches and (holder[1] == 'queued:' .. ARGV[3] or is_same(holder[4]))
+        --@end
+        if holder[1] == ARGV[1] then own = number elseif matches then same = math.min(same or number, number) end
         if not least or holder[3] + 0 < least then oldest, least = number, holder[3] + 0 end
       end
     end
@@ -62,6 +70,7 @@ end
 --@end
 local holder = redis.call('HMGET', KEYS[1], 'token', 'task', 'node', 'pid', 'since', 'fence', 'state')
 local owner, fence, time = holder[1], holder[6], redis.call('TIME')
+local is_own = holder[2] == ARGV[3] -- whether another delivery of this message holds the lock
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local pause_left, pause_about = 0, nil -- how long (ms) a free or reserved lock stays paused; since when, by whom, why
 --@if records
@@ -74,7 +83,7 @@ end
 -- Counts a duplicate, also for its holder, or a redelivery of the message that holds the lock. A call that is published during an
 -- operator's pause is counted when it starts; a copy in line is no redelivery. A free lock, and nobody in line (`first`): it waits for quiet.
 local function count_duplicate(first)
-  if owner and holder[2] == ARGV[3] then
+  if owner and is_own then
     if ARGV[1] ~= 'queued:line' then redis.call('HINCRBY', stats, 'redelivery_checks', '1') end
   elseif policy ~= '' and (owner or first) and (pause_left == 0 or string.sub(ARGV[1], 1, 7) ~= 'queued:') then
     redis.call('HINCRBY', stats, 'duplicates:' .. policy, '1')
@@ -96,7 +105,7 @@ if pause_left > 0 then
     --@end
   end
   local since, about = string.match(pause_about or '', '^(%d+)\31(.*)')
-  owner, fence, holder = '', '0', {'', '', about or '', '0', since or now, '0', 'paused'}
+  owner, fence, is_own, holder = '', '0', false, {'', '', about or '', '0', since or now, '0', 'paused'}
 end
 --@if grace
 -- Keeps a lock that is missing free for a while (ms), as the server may have lost it, and a living holder reacquires it until then. A note in the
@@ -117,17 +126,19 @@ end
 --@if line
 -- The line of deliveries that wait for the lock: a free lock is for its head, and for a message of the line that was published and is
 -- here. So a message that spent its turn in a busy queue runs, although it may have lost its place meanwhile.
---   line: sorted set of ticket -> time of joining (us)
+--   line: sorted set of ticket (<identity>.<chance>) -> time of joining (us)
 --   waiting: hash of <ticket>:due (until when (ms) its next copy comes), :copy (number of that copy), :task, :message; and `newest`: ticket of the
 --     message whose place others take
 --   used: sorted set of ticket and <ticket>:<copy that started it> -> until when (ms) other copies are dropped
--- ARGV  ticket, copy: '' and '0' if the message has not waited   next_copy: number of the copy that was published with a delay
+-- ARGV  identity: of the message, as others may have its task id; '' if it is not known   ticket, copy: '' and '0' if the message has not waited
+--       next_copy: number of the copy that was published with a delay
 --       room: '' not to join, how many may wait, or 'all' to take the place of `newest`   due: in how many ms the next copy comes at the latest
 --       window: for how many ms late copies are dropped   gives_way: '1' if it becomes `newest`
 -- A message keeps its place while its text is here. If it has none, it loses its place when its copy does not come.
 -- A request that finds the lock free, and others in their turn whom nobody has named, names the first of them (`dispatch`).
 -- Returns also {'dropped'} (the message has started, or a later copy of it comes) | {'superseded', task id of the head}; and after the holder's state
--- {how many wait, task id of the head, this message's place from 1 if it waits, times of other features or 0, the message that is named}
+-- {how many wait, task id of the head, this message's place from 1 if it waits, times of other features or 0, the message that is named,
+-- whether another delivery of this message is the holder, and whether it is the head}
 local newest = redis.call('HGET', waiting, 'newest')
 local function leave(one)
   redis.call('ZREM', line, one)
@@ -148,6 +159,10 @@ end
 if ticket ~= '' and redis.call('ZSCORE', used, ticket) and not redis.call('ZSCORE', used, ticket .. ':' .. copy) then
   return redis.call('ZSCORE', used, ticket .. ':superseded') and superseded() or {'dropped'}
 end
+if is_own and owner ~= ARGV[1] and owner ~= 'queued:' .. ARGV[3] then
+  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))
+  if is_own and not holder[7] and ARGV[1] == 'queued:line' then return {'dropped'} end
+end
 --@if records
 -- A message of the line has waited since it joined.
 if ticket ~= '' then
@@ -161,15 +176,15 @@ end
 --   lock, also: `stop` (token of the holder that is asked to stop) and `asked` (since when (ms))
 local asked = redis.call('HMGET', KEYS[1], 'stop', 'asked')
 asked = owner and asked[1] == owner and now - asked[2]
-if holder[2] ~= ARGV[3] then
+if not is_own then
   local function is_marked(state) return (redis.call('ZSCORE', replaced, state .. ARGV[3]) or 0) + 0 > now end
   if is_marked('queued:') then return superseded() end
   if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end
 end
 --@end
 if room == 'all' and newest and newest ~= ticket then
-  local is_own = redis.call('HGET', waiting, newest .. ':task') == ARGV[3] -- another delivery of the message: it is not skipped
-  use(newest, is_own and '' or 'superseded')
+  local has_id = redis.call('HGET', waiting, newest .. ':task') == ARGV[3] -- nothing is stored under it before this message ends
+  use(newest, has_id and '' or 'superseded')
   leave(newest)
 end
 local head = redis.call('ZRANGE', line, 0, 0)[1]
@@ -179,10 +194,10 @@ while head and head ~= ticket and has_lapsed(head) do
 end
 --@if stop
 -- Asks a holder that runs to stop, or takes the place of a message with a reservation. A cooldown and a pause stay.
-if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and holder[2] ~= ARGV[3] then
+if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and not is_own then
   local lasts = math.max(window, redis.call('PTTL', KEYS[1]))
   redis.call('ZREMRANGEBYSCORE', replaced, '-inf', now)
-  redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2])
+  if holder[2] ~= ARGV[3] then redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2]) end
   redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))
   if holder[7] then
     redis.call('DEL', KEYS[1])
@@ -267,7 +282,8 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
     if owner and pause_left == 0 then redis.call('HSET', KEYS[1], 'line', 1) end
   end
   local first = head and redis.call('HGET', waiting, head .. ':task') or false
-  local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false, 0, 0, ''}
+  local place = {redis.call('ZCARD', line), first, waits and redis.call('ZRANK', line, ticket) + 1 or false, 0, 0, '', is_own,
+                 head and first == ARGV[3] and is_same(string.match(head, '^[^.]*')) or false}
   --@if debounce
   -- Answers also how long (ms) the quiet time lasts.
   place[4] = quiet_left
@@ -289,7 +305,7 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
       redis.call('HSET', waiting, named .. ':due', now + ARGV[2], named .. ':message', '')
       if is_reserved then
         redis.call('HSET', KEYS[1], 'token', 'queued:line', 'task', first, 'node', '', 'pid', '0', 'since', string.format('%.0f', now),
-                   'fence', '0', 'state', 'queued', 'named', 1, 'line', 1)
+                   'fence', '0', 'state', 'queued', 'named', 1, 'line', 1, 'identity', string.match(head, '^[^.]*'))
         redis.call('PEXPIRE', KEYS[1], ARGV[2])
       end
     end
@@ -298,15 +314,18 @@ elseif not is_turn and (owner ~= ARGV[1] or owner == 'queued:line') and owner ~=
   --@if records
   count_duplicate(first)
   --@end
-  if not owner then return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)} end
-  if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
+  if not owner then
+    place[7] = place[8] -- the head stands for the holder
+    return {'held', first or '', '', '0', 0, 0, '0', 'queued', unpack(place)}
+  end
+  if is_own then redis.call('HSET', KEYS[1], 'redelivered', 1) end
   local left = pause_left > 0 and pause_left or redis.call('PTTL', KEYS[1])
   return {'held', holder[2], holder[3], holder[4], now - holder[5], left, fence, holder[7], unpack(place)}
 end
 --@end
 if owner and owner ~= ARGV[1] then
   if owner ~= 'queued:' .. ARGV[3] then
-    if holder[2] == ARGV[3] then redis.call('HSET', KEYS[1], 'redelivered', 1) end
+    if is_own then redis.call('HSET', KEYS[1], 'redelivered', 1) end
     --@if records
     count_duplicate()
     --@end
@@ -359,6 +378,9 @@ if not owner then
   --@if queued
   -- The lock is a reservation: no worker has started the message.
   redis.call('HSET', KEYS[1], 'state', 'queued')
+  --@if line
+  redis.call('HSET', KEYS[1], 'identity', identity)
+  --@end
   --@end
   --@if records
   -- Notes a grant in the registry and the counters. A reservation for the head of a line is none: its message is counted when it starts.
@@ -390,12 +412,14 @@ if ticket ~= '' then
   leave(ticket)
   use(ticket, copy)
 end
+redis.call('HSET', KEYS[1], 'identity', identity)
 --@if debounce
 -- The quiet time is over: a newcomer that joins from now on begins another.
 redis.call('HDEL', waiting, 'quiet_until', 'quiet_latest')
 --@end
 local first = redis.call('ZRANGE', line, 0, 0)[1]
-if first and redis.call('HGET', waiting, first .. ':task') == ARGV[3] then -- another delivery of this message: nobody is to be skipped for it
+-- Another delivery of this message leaves the line, too: nobody is to be skipped for it.
+if first and redis.call('HGET', waiting, first .. ':task') == ARGV[3] and is_same(string.match(first, '^[^.]*')) then
   leave(first)
   first = redis.call('ZRANGE', line, 0, 0)[1]
 end

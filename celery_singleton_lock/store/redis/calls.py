@@ -107,7 +107,7 @@ def _acquire_features(spec: LeaseSpec) -> dict[str, Words]:
 
 def _line_features(spec: LeaseSpec, place: Place) -> dict[str, Words]:
     room = "all" if place.replace else str(place.room or "")
-    numbers = (place.ticket, _number(place.copy), _number(place.next_copy))
+    numbers = (place.identity, place.ticket, _number(place.copy), _number(place.next_copy))
     arguments = (
         *numbers,
         room,

@@ -82,10 +82,12 @@ class RedisStore:
             raise GracePeriod(int(more[0]) / 1000)
         if answer != "held":
             return AcquireResult(AcquireStatus(answer), head=more[0] if more else "")
-        count, head, rank, quiet, asked, message = more[7:] or (0, None, None, 0, 0, "")
+        count, head, rank, quiet, asked, message, is_own, is_head = more[7:] or (0, None, None, 0, 0, "", True, False)
         ahead = rank - 1 if rank else count
         line = count, head or "", bool(rank), quiet / 1000, asked / 1000, ahead, message
-        return AcquireResult(AcquireStatus.REFUSED, _holder(more[:7]), 0, 0, *line)
+        holder = _holder(more[:7])
+        shares_id = holder.task_id == spec.task_id and not is_own
+        return AcquireResult(AcquireStatus.REFUSED, holder, 0, 0, *line, shares_id, bool(is_head))
 
     def renew(self, leases: Sequence[LeaseSpec], timeout: float | None = None) -> list[RenewResult]:
         answers = self._run_lease(renewal_call(leases), timeout)
