@@ -7,7 +7,7 @@ from typing import Any
 from celery_singleton_lock.config.options import Options
 from celery_singleton_lock.config.task_config import TaskConfig
 from celery_singleton_lock.context import ProcessContext
-from celery_singleton_lock.delivery.properties import Delivery
+from celery_singleton_lock.delivery.properties import Delivery, delivery_of
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import NO_LEASE, LeaseState
@@ -67,6 +67,11 @@ class Attempt:
     def ticket(self) -> str:
         """The ticket of the message's place in line; empty if it does not wait there."""
         return (self.spec.place or self.retry_state).ticket
+
+    @property
+    def identity(self) -> str:
+        """The identity of its message; empty if nothing tells it from another one with its task id."""
+        return self.retry_state.identity or delivery_of(self.request).identity
 
     def log(self, holder: Holder | None = None) -> TaskLog:
         """Return what logs about this delivery; `holder`: who has the lock instead."""

@@ -37,7 +37,7 @@ def signature_of(attempt: Attempt, delay: float | None, state: RetryState) -> An
         **{name: value for name, value in mapping_of(request.properties).items() if name not in _OWN_PROPERTIES},
         "countdown": delay,
         "retries": request.retries,
-        "headers": {**_headers(request), RETRY_STATE_HEADER: state._asdict()},
+        "headers": {**_headers(request), RETRY_STATE_HEADER: state._replace(identity=attempt.identity)._asdict()},
         "ignore_result": attempt.ignores_result,
         "argsrepr": request.get("argsrepr"),
         "kwargsrepr": request.get("kwargsrepr"),

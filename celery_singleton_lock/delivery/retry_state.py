@@ -24,6 +24,7 @@ class RetryState(NamedTuple):
     was_free_before: bool = False  # whether the lock was free when that task was last looked at
     is_unfinished: bool = False  # whether an earlier delivery of it began its body, and did not end it
     expires: str | None = None  # in a delayed copy: when its message expires, as an ISO text
+    identity: str = ""  # of the message that is published again
     due: float = 0.0  # in a delayed copy: when the store is asked, in Unix time; a broker may not bear so long a delay
 
     @property

@@ -29,7 +29,6 @@ from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.delivery.retry_state import RetryState
 from celery_singleton_lock.delivery.routing import goes_to_several_queues
 from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.keys.canonical import canonical, digest
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.message import text_of
 from celery_singleton_lock.policies.decisions import Enqueue, Policy
@@ -56,7 +55,7 @@ def place_of(attempt: Attempt) -> Place | None:
     may_stop = policy.stops_holder if isinstance(policy, Policy) else True
     # An own retry replaces nobody, but its redelivery may be that of a body that was replaced.
     is_other = not request.retries or attempt.is_redelivered
-    place = Place(state.ticket, state.copy, stop=may_stop and is_other, identity=identity_of(request))
+    place = Place(state.ticket, state.copy, stop=may_stop and is_other, identity=attempt.identity)
     quiet = getattr(policy, "quiet", 0.0)
     if not quiet or request.retries or request.is_eager or goes_to_several_queues(attempt.task.app, request):
         return place
@@ -89,8 +88,7 @@ def place_to_join(attempt: Attempt, decision: Enqueue, result: AcquireResult) ->
     """Return the place that a message joins the line with, and the seconds after which its next copy is due."""
     state = attempt.retry_state
     asked = attempt.spec.place or Place()  # has a ticket, too, if the message found no room under another policy
-    identity = asked.identity or identity_of(attempt.request)
-    state = state._replace(ticket=state.ticket or asked.ticket or f"{identity}.{os.urandom(8).hex()}")
+    state = state._replace(ticket=state.ticket or asked.ticket or f"{attempt.identity}.{os.urandom(8).hex()}")
     delay = copy_delay(attempt, decision, result)
     following = state.copy + 1 + random.random()
     message = text_of(attempt, started_by(attempt, state))
@@ -98,15 +96,7 @@ def place_to_join(attempt: Attempt, decision: Enqueue, result: AcquireResult) ->
         state.ticket, state.copy, decision.room, decision.replace, following, delay + attempt.spec.ttl, message
     )
     place = place._replace(quiet=asked.quiet, max_quiet=asked.max_quiet, stop=decision.stop)
-    return place._replace(gives_way=decision.gives_way, identity=identity), delay
-
-
-def identity_of(request: Any) -> str:
-    """Return the identity of a message: a digest of its task id and arguments; "" if an argument has no stable form."""
-    try:
-        return digest(canonical([request.id, request.args, request.kwargs], ""))
-    except Exception:  # of an argument's own methods, too: then the task id alone counts
-        return ""
+    return place._replace(gives_way=decision.gives_way, identity=attempt.identity), delay
 
 
 def copy_delay(attempt: Attempt, decision: Enqueue, result: AcquireResult) -> float:
@@ -146,7 +136,12 @@ def started_by(attempt: Attempt, state: RetryState) -> Any:
 
 
 def terminate(attempt: Attempt, holder: Holder) -> None:
-    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
+    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting.
+
+    A worker finds a task by its id, so a holder with the id of this message is not terminated: that may be this message.
+    """
+    if holder.task_id == attempt.request.id:
+        return
     log = attempt.log(holder)
     arguments = {"task_id": holder.task_id, "replacement": attempt.request.id}
     try:
@@ -174,8 +169,6 @@ def leave_line(
     task: Any, config: TaskConfig, state: RetryState, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> None:
     """Take a message that no worker will start out of the line, and publish the next one if it was its turn."""
-    limit = config.limit(args, kwargs)
-    spec = LeaseSpec(
-        config.base, config.digest(args, kwargs), LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit
-    )
+    digest, limit = config.digest(args, kwargs), config.limit(args, kwargs)
+    spec = LeaseSpec(config.base, digest, LINE_TOKEN, config.options.lock_ttl, queued=True, limit=limit)
     publish_next(task.app, context_of(task.app).store.leave(spec, state.ticket))

@@ -50,9 +50,9 @@ class LineMessage(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Its ticket, and its number among the copies of its message."""
+        """Its ticket, its number among the copies of its message, and its identity."""
         state = self.options["headers"][RETRY_STATE_HEADER]
-        return Place(state["ticket"], state["copy"])
+        return Place(state["ticket"], state["copy"], identity=state.get("identity", ""))
 
     @property
     def log(self) -> TaskLog:

@@ -11,11 +11,11 @@ from celery.states import SUCCESS
 from kombu.utils.imports import symbol_by_name
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
-from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
+from celery_singleton_lock.config.task_config import TaskConfig, config_for, config_of_call
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.ending import revoke_successors
-from celery_singleton_lock.delivery.properties import PROPERTY, mapping_of, new_token
-from celery_singleton_lock.delivery.retry_state import retry_state_of
+from celery_singleton_lock.delivery.properties import PROPERTY, identity_of, mapping_of, new_token
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, retry_state_of
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave_line
@@ -27,6 +27,8 @@ from celery_singleton_lock.worker.discarded import WAITING, WaitingMessages
 from celery_singleton_lock.worker.redelivery import stored_state
 from celery_singleton_lock.worker.supervisor import Supervisor
 
+#: Headers of a message that stands for an earlier one with its task id.
+_SUCCESSORS = (RETRY_STATE_HEADER, "retries", "replaced_task_nesting")
 _KEEPS = "keeps its reservation or its place in line: %s"
 
 
@@ -48,12 +50,27 @@ class DeliveryMixin(OwnReason):
         super().__init__(message, *args, **kwargs)  # type: ignore[call-arg]
         request = self.request_dict
         self._token = new_token()
-        delivery = self._token, message.content_type, sends_events(self), self.supervisor is not None
+        identity = self._identity(message.body)
+        delivery = self._token, message.content_type, sends_events(self), self.supervisor is not None, identity
         request["properties"] = {**mapping_of(request.get("properties")), PROPERTY: delivery}
         waiting: WaitingMessages | None = self.task.app.__dict__.get(WAITING)
         may_have_lock = self.eta or RESERVATION_HEADER in request  # an own retry waits for its countdown
         if waiting and may_have_lock:
             waiting.add(self)
+
+    def _identity(self: Any, body: Any) -> str:
+        """Return the identity of the message, if it may wait in line; "" for what is published for another one.
+
+        An own retry, and what `Task.replace` publishes, count as the message that published them.
+        """
+        request = self.request_dict
+        if any(map(request.get, _SUCCESSORS)):
+            return ""
+        try:
+            uses_line = getattr(config_for(self.task).options.on_duplicate, "uses_line", False)
+            return identity_of(self.id, body) if uses_line or LOCK_OPTIONS_HEADER in request else ""
+        except Exception:  # the task is refused when it starts; an error here would end the worker
+            return ""
 
     def on_accepted(self: Any, pid: int, time_accepted: float) -> None:
         """Called in the main process when a child has begun."""

@@ -269,7 +269,7 @@ def test_nobody_is_skipped_for_a_running_message(deliveries: Deliveries, identit
 
 
 class Sharing:
-    """Two messages with one task id and other arguments, "one" and "two"; by default a delivery that has not waited."""
+    """Two messages with one task id and other bodies, "one" and "two"; by default a delivery that has not waited."""
 
     def __init__(self, deliveries: Deliveries) -> None:
         self.store = deliveries.store
@@ -339,7 +339,7 @@ def test_holder_that_lost_its_data(backing: Backing, sharing: Sharing) -> None:
 
 
 def test_message_whose_identity_is_not_known(sharing: Sharing) -> None:
-    """A message with an argument that has no stable form is taken for any message with its task id."""
+    """A message whose identity is not known, such as an own retry, is taken for any message with its task id."""
     started = sharing.request("")
     assert GRANTED is sharing.store.acquire(started).status
     assert [False, False] == [sharing.acquire(which).shares_id for which in ("", "two")]

@@ -511,6 +511,13 @@ def shared(self: Task, tag: str, acts: Any = "return", seconds: float = 0.0) -> 
     return perform(self, tag, acts, seconds)
 
 
+class Changing(SingletonTask):
+    """A user's base that gives each message another argument, also one that is published again."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        return super().apply_async(args, {**(kwargs or {}), "seconds": time.time() % 1 / 100}, **options)
+
+
 class LateRetries(RedisBackend):
     """A result backend that stores RETRY only once the task has failed, or after half a second."""
 
@@ -626,6 +633,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "wait_late": {"on_duplicate": "wait", "lock_ttl": 4, "acks_late": True, "reject_on_worker_lost": True},
     "wait_once": {"on_duplicate": "wait", "lock_group": "wait_once", "lock_ttl": 60, "max_starts": 1},
     "wait_again": {"on_duplicate": "wait", "lock_group": "wait_once", "lock_ttl": 60},
+    "wait_changing": {"base": Changing, "on_duplicate": "wait", "lock_ttl": 60},
     "once_more": {"on_duplicate": "run_once_more", "lock_ttl": 60},
     "once_more_latest": {"on_duplicate": RunOnceMore(keep="latest"), "lock_ttl": 60},
     "join": {"on_duplicate": "join"},

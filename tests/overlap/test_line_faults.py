@@ -81,6 +81,43 @@ def test_message_with_the_task_id_of_the_holder(env: WorkerEnvironment) -> None:
     assert_one_at_a_time(env)
 
 
+def test_message_with_the_task_id_of_the_holder_that_finds_no_place(env: WorkerEnvironment) -> None:
+    """Such a message counts as a redelivery of the holder: nothing is stored under their id while the holder's body runs."""
+    first = env.hold("wait_little")
+    waiting = enqueue(env, "wait_little", 2)
+    env.job("wait_little").apply_async((env.tag,), {"acts": ["return", "return"]}, task_id=first.id)
+    env.worker.wait_for_lines(f"[{first.id}] redelivered while another delivery of it runs")
+    assert "FAILURE" != first.state
+    env.let_go()
+    assert ["held", "done", "done"] == [env.get(result) for result in (first, *waiting)]
+
+
+def test_redelivery_whose_arguments_change(env: WorkerEnvironment) -> None:
+    """A redelivery that is published again counts as one with other arguments, too: these are of the user's `apply_async`."""
+    with env.captured_messages() as messages:
+        first = env.hold("wait_changing")
+    env.redeliver(messages[0])
+    env.worker.wait_for_lines(f"[{first.id}] redelivered while another delivery of it runs", count=2)
+    assert [] == env.tickets("wait_changing")
+    env.let_go()
+    env.finish(first.id)
+    assert [first.id] == order(env)
+
+
+def test_redelivery_beside_an_own_retry(env: WorkerEnvironment) -> None:
+    """An own retry has another body, and counts as the message that published it: a redelivery of that one does not run."""
+    with env.captured_messages() as messages:
+        first = env.job("wait_long").apply_async((env.tag,), {"acts": ["retry", "hold"]})
+    env.wait_for("start", count=2)
+    env.redeliver(messages[0])
+    env.worker.wait_for_lines(f"[{first.id}] redelivered while another delivery of it runs")
+    assert [] == env.tickets("wait_long")
+    env.let_go()
+    assert "held" == env.get(first)
+    env.finish(first.id)
+    assert [first.id] * 2 == order(env)
+
+
 def test_head_that_was_started_too_often(env: WorkerEnvironment, fresh_worker: StartWorker) -> None:
     """If the first in line may not start, the next one starts at once."""
     node = fresh_worker(WorkerSpec("prefork", 2))

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.app.task import Context
 from kombu.asynchronous import Hub
 from kombu.common import QoS
 
@@ -28,7 +27,6 @@ from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, Retry
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
 from celery_singleton_lock.line.dispatch import FIRST_RETRY
-from celery_singleton_lock.line.joining import identity_of
 from celery_singleton_lock.store.protocol import GracePeriod
 from celery_singleton_lock.store.requests import LeaseSpec, Place
 from celery_singleton_lock.testing import locked
@@ -441,26 +439,3 @@ def test_grace_period_is_no_failed_call(app: Celery, singleton: Singleton, monke
     copy, done = kept(task)
     assert (5.0, []) == (copies.handle(copy), done)
     assert {} == context.tally.take()
-
-
-@pytest.mark.parametrize(
-    ("more", "equal"),
-    [
-        ({}, True),
-        ({"retries": 1}, True),
-        ({"args": (1, {"a": {2}})}, True),
-        ({"id": "id-2"}, False),
-        ({"args": [1]}, False),
-        ({"kwargs": {"b": 3}}, False),
-    ],
-    ids=str,
-)
-def test_identity(more: dict[str, Any], equal: bool) -> None:
-    """Deliveries of a message have one identity; another message with its task id has another one."""
-    first = {"id": "id-1", "retries": 0, "args": [1, {"a": {2}}], "kwargs": {"b": 2}}
-    assert equal is (identity_of(Context(first)) == identity_of(Context(first | more)))
-
-
-def test_identity_of_an_argument_without_a_stable_form() -> None:
-    """Where an argument has no form that two deliveries share, the identity is not known."""
-    assert "" == identity_of(Context({"id": "id-1", "retries": 0, "args": [object()], "kwargs": {}}))

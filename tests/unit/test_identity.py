@@ -1,0 +1,149 @@
+"""What tells a message from another one with its task id."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from kombu.message import Message
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
+from celery_singleton_lock.delivery.attempt import Attempt
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, identity_of
+from celery_singleton_lock.delivery.republish import signature_of
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
+from celery_singleton_lock.holder import Holder
+from celery_singleton_lock.line.joining import terminate
+from celery_singleton_lock.store.requests import LeaseSpec
+from celery_singleton_lock.worker import request as worker
+
+BODY = b'[[1], {}, {"chain": null}]'
+#: Of task id and body: it may not change between versions that work side by side.
+IDENTITY = "d8cd56526e00df76"
+
+
+@pytest.mark.parametrize("body", [BODY, BODY.decode(), bytearray(BODY), memoryview(BODY), memoryview(BODY + b"x")[:-1]])
+def test_forms_of_a_body(body: Any) -> None:
+    """However a transport gives a body, the identity is the same."""
+    assert IDENTITY == identity_of("id-1", body)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "body"),
+    [
+        ("id-2", BODY),
+        ("id-1", BODY[:-1]),
+        ("id-1" + BODY.decode()[0], BODY[1:]),
+        ("id-1\udce9", BODY),
+        ("id-1", "\udce9"),
+    ],
+    ids=ascii,
+)
+def test_other_messages(task_id: str, body: Any) -> None:
+    """Another task id or body makes another identity, also one that is no valid text."""
+    other = identity_of(task_id, body)
+    assert 16 == len(other)
+    assert IDENTITY != other
+
+
+@pytest.mark.parametrize("body", [None, {}, [1], 5, object()], ids=repr)
+def test_body_that_is_no_bytes(body: Any) -> None:
+    """Nothing tells such a message from another one with its task id, as a transport of a user's may have it."""
+    assert "" == identity_of("id-1", body)
+
+
+def test_task_id_that_is_no_text() -> None:
+    """Kombu's JSON gives a UUID back as one; a text of it is the same id."""
+    task_id = uuid.uuid4()
+    assert identity_of(task_id, BODY) == identity_of(str(task_id), BODY) != ""
+
+
+# -- of a message that a worker receives -----------------------------------------------------------
+
+
+def received(app: Celery, body: Any = BODY, on_duplicate: Any = "wait", **headers: Any) -> Any:
+    """Return the request of a message that a worker has received."""
+
+    @app.task(base=SingletonTask, name="x", shared=False, on_duplicate=on_duplicate)
+    def run(number: int) -> None: ...
+
+    task = app.tasks["x"]
+    headers = {"id": "id-1", "task": "x", **headers}
+    message = Message(headers=headers, body=body, content_type="application/json", content_encoding="utf-8")
+    made = worker.request_class(task.Request, app, SimpleNamespace(pool=None))
+    return made(message, app=app, task=task, hostname="h")
+
+
+def test_message_of_a_line(app: Celery) -> None:
+    """The main process makes the identity of the body that came, before anybody's code sees its arguments."""
+    assert IDENTITY == delivery_of(Context(received(app).request_dict)).identity
+
+
+def test_message_whose_options_a_call_gave(app: Celery) -> None:
+    """A call may have other options than its task, so each message with some has an identity."""
+    options = {LOCK_OPTIONS_HEADER: {"on_duplicate": "wait"}}
+    assert IDENTITY == delivery_of(Context(received(app, on_duplicate="skip", **options).request_dict)).identity
+
+
+@pytest.mark.parametrize("on_duplicate", ["skip", "retry", "raise", "join", lambda task, holder: "wait"])
+def test_message_without_a_line(app: Celery, on_duplicate: Any) -> None:
+    """Where no message waits in line, none needs an identity."""
+    assert "" == delivery_of(Context(received(app, on_duplicate=on_duplicate).request_dict)).identity
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"retries": 1}, {"replaced_task_nesting": 1}, {RETRY_STATE_HEADER: RetryState(times=1)._asdict()}],
+    ids=["own retry", "Task.replace", "published again"],
+)
+def test_successor(app: Celery, headers: dict[str, Any]) -> None:
+    """What is published for an earlier message has no identity of its own: it counts as that one."""
+    assert "" == delivery_of(Context(received(app, **headers).request_dict)).identity
+
+
+def test_task_that_cannot_be_used(app: Celery) -> None:
+    """A message of a task with wrong options is refused when it starts; the worker goes on."""
+    request = received(app, on_duplicate="nonsense")
+    assert "" == delivery_of(Context(request.request_dict)).identity
+
+
+# -- of what is published for it -------------------------------------------------------------------
+
+
+def attempt_at(app: Celery, identity: str, **headers: Any) -> Attempt:
+    """Return the attempt at a message that a worker has received."""
+    if "x" not in app.tasks:
+
+        @app.task(base=SingletonTask, name="x", shared=False)
+        def run() -> None: ...
+
+    properties = {PROPERTY: tuple(Delivery(identity=identity))}
+    request = Context({"id": "id-1", "args": (), "kwargs": {}, "retries": 0, "properties": properties, **headers})
+    return Attempt(app.tasks["x"], request)
+
+
+def test_it_travels_with_the_message(app: Celery) -> None:
+    """What is published again has the identity of the first, whatever its own body is, however often that happens."""
+    first = attempt_at(app, IDENTITY)
+    sent = signature_of(first, None, RetryState(times=1)).options["headers"]
+    again = attempt_at(app, "", **sent)
+    assert IDENTITY == again.identity
+    assert IDENTITY == signature_of(again, None, RetryState(times=2)).options["headers"][RETRY_STATE_HEADER]["identity"]
+    assert retry_state_of(again.request) == RetryState(times=1, identity=IDENTITY)
+
+
+def test_holder_with_the_own_id_is_not_terminated(app: Celery) -> None:
+    """A worker finds a task by its id: it might terminate the newcomer."""
+    attempt = attempt_at(app, IDENTITY)
+    attempt.spec = LeaseSpec("b", "d", "t", 1.0)
+    with patch("celery_singleton_lock.remote.ask") as ask:
+        terminate(attempt, Holder("id-1", "w1@h", 1))
+        assert not ask.called
+        terminate(attempt, Holder("id-2", "w1@h", 1))
+    assert ask.called
