@@ -107,11 +107,11 @@ def test_redelivery_whose_arguments_change(env: WorkerEnvironment) -> None:
 def test_redelivery_beside_an_own_retry(env: WorkerEnvironment) -> None:
     """An own retry has another body, and counts as the message that published it: a redelivery of that one does not run."""
     with env.captured_messages() as messages:
-        first = env.job("wait_long").apply_async((env.tag,), {"acts": ["retry", "hold"]})
+        first = env.job("wait_changing").apply_async((env.tag,), {"acts": ["retry", "hold"]})
     env.wait_for("start", count=2)
     env.redeliver(messages[0])
     env.worker.wait_for_lines(f"[{first.id}] redelivered while another delivery of it runs")
-    assert [] == env.tickets("wait_long")
+    assert [] == env.tickets("wait_changing")
     env.let_go()
     assert "held" == env.get(first)
     env.finish(first.id)
