@@ -19,6 +19,7 @@ from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import LocalWorkerNode, WorkerSpec
+from tests.integration.test_pools import TERMINATES
 from tests.overlap.test_line import HOLDS
 from tests.servers import until
 
@@ -190,7 +191,7 @@ def test_holder_whose_worker_does_not_answer(
     assert "done" == env.get(second)
 
 
-@pytest.mark.parametrize("greenlets", ["gevent", "eventlet"])
+@pytest.mark.parametrize("greenlets", sorted(TERMINATES - {"prefork"}))
 def test_greenlet_is_terminated(
     env: WorkerEnvironment, prefork: None, fresh_worker: Callable[..., LocalWorkerNode], greenlets: str
 ) -> None:
@@ -292,7 +293,7 @@ def test_canvas_of_a_terminated_task(env: WorkerEnvironment, prefork: None) -> N
     assert_canvas_of_terminated(env)
 
 
-@pytest.mark.parametrize("greenlets", ["gevent", "eventlet"])
+@pytest.mark.parametrize("greenlets", sorted(TERMINATES - {"prefork"}))
 def test_canvas_of_a_terminated_greenlet(
     env: WorkerEnvironment, prefork: None, fresh_worker: Callable[..., LocalWorkerNode], greenlets: str
 ) -> None:
