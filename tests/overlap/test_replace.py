@@ -321,7 +321,7 @@ def test_task_that_a_user_terminates(env: WorkerEnvironment, prefork: None, name
     last = chain(env.job(name).si(env.tag, "hold"), env.app.tasks["then"].si(env.tag))()
     env.wait_for("start")
     env.revoke(last.parent, terminate=True)
-    assert "terminated" == reason(env, last.parent)
+    assert reason(env, last.parent) in ("terminated", "revoked")  # Celery 5.6 stores the one after the other
     until(lambda: not env.is_locked(name), "its body has ended")
     env.finish(last.parent.id)
     assert states.PENDING == last.state
