@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,9 +13,12 @@ from celery import chain, chord, states
 from celery_singleton_lock import StoreUnavailable
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.monitor import Monitor
+from tests.integration.nodes import LocalWorkerNode, WorkerSpec
 from tests.integration.test_budget import scripts_of
 from tests.overlap.test_line import enqueue
 from tests.servers import RedisServer, until
+
+StartWorker = Callable[..., LocalWorkerNode]
 
 #: Seconds: so long that a call fails only where a test means it to.
 STORE_TIMEOUT = 5.0
@@ -185,14 +188,20 @@ def test_it_is_told(env: WorkerEnvironment, away: RedisServer, name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["store_run", "store_raise"])
-def test_frozen_store_costs_its_timeout(env: WorkerEnvironment, own_store: RedisServer, name: str) -> None:
-    """A task whose store never answers makes one call, and waits for its timeout."""
-    env.get(env.job(name).delay(env.other_tag("warm")))
+def test_frozen_store_costs_its_timeout(
+    env: WorkerEnvironment, own_store: RedisServer, fresh_worker: StartWorker, pool: str, name: str
+) -> None:
+    """A task whose store never answers makes one call, and waits for its timeout.
+
+    The worker has one process: another one would have to connect first, and would spend the timeout on that.
+    """
+    queue = fresh_worker(WorkerSpec(pool, 1)).worker_queue
+    env.get(env.job(name).apply_async((env.other_tag("warm"),), queue=queue))
     with Monitor(own_store.url()) as monitor:
         own_store.pause()
         try:
             sent = time.monotonic()
-            env.job(name).delay(env.tag).get(timeout=SOON, propagate=False)
+            env.job(name).apply_async((env.tag,), queue=queue).get(timeout=SOON, propagate=False)
             took = time.monotonic() - sent
         finally:
             own_store.resume()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from celery import states
+from celery import Celery, states
 from celery.result import AsyncResult
 from kombu import Exchange
+from pytest_celery import CeleryWorkerCluster
 
 from celery_singleton_lock import DuplicateTask
 from tests.integration.environment import WorkerEnvironment
@@ -38,6 +40,19 @@ def extra_conf() -> dict[str, Any]:
 def worker_specs() -> Sequence[WorkerSpec]:
     """Several workers, each of which can run more than one body."""
     return tuple(WorkerSpec("threads", concurrency=3, copy=number) for number in range(WORKERS))
+
+
+@pytest.fixture(scope="module")
+def celery_worker_cluster(celery_worker_cluster: CeleryWorkerCluster, celery_setup_app: Celery) -> CeleryWorkerCluster:
+    """The workers, each of which has received a broadcast; one that says that it is ready may not have subscribed yet."""
+    probe = f"probe-{secrets.token_hex(6)}"
+
+    def all_receive() -> bool:
+        celery_setup_app.tasks["job.plain"].apply_async((probe,), task_id=probe, ignore_result=True, **TO_ALL)
+        return all(node.lines(f"[{probe}]", "received") for node in celery_worker_cluster)
+
+    until(all_receive, "each worker receives broadcasts", every=0.2)
+    return celery_worker_cluster
 
 
 def lines(env: WorkerEnvironment, result: AsyncResult, words: str) -> int:

@@ -189,7 +189,10 @@ def test_list(env: WorkerEnvironment, celery: Run) -> None:
 def test_filters_and_order(env: WorkerEnvironment, quick: Quick) -> None:
     """Locks are chosen by task, node and age, and sorted by a column."""
     tags = [env.other_tag(letter) for letter in "ab"]
-    keys = [leave_lock(env, f"{env.tag}@{tag[-1]}", name="skip_value", tag=tag) for tag in tags]
+    keys = [leave_lock(env, f"{env.tag}@a", name="skip_value", tag=tags[0])]
+    # The pages of the registry are read one after the other: of two locks as old, the younger may seem older.
+    until(lambda: locks.show(env.app, keys[0])[0].holder.age >= 1.0, "the first one is older by a second")
+    keys += [leave_lock(env, f"{env.tag}@b", name="skip_value", tag=tags[1])]
 
     def listed(*words: str) -> list[str]:
         return [one["key"] for one in json.loads(quick("list", "--json", *words).output) if one["key"] in keys]

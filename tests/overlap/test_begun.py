@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import kombu
 import pytest
 from celery.result import AsyncResult
 
@@ -19,6 +20,9 @@ pytestmark = pytest.mark.long
 StartWorker = Callable[..., LocalWorkerNode]
 #: Seconds after which the lease of a killed worker has expired.
 TTL = 2
+#: Seconds within which a message of a dead worker is delivered again. On Redis, Kombu before 5.7 looks for such messages ten
+#: seconds after a worker's start, unless another worker looks in that moment, and then each 100 s.
+REDELIVERED = 60.0 if kombu.VERSION >= (5, 7) else 200.0
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
@@ -66,6 +70,7 @@ def meet(env: WorkerEnvironment, fresh_worker: StartWorker, name: str, result: A
     until(
         lambda: [one for one in env.lock_signals(env.key(name), "duplicate") if one["task_id"] == result.id],
         "it meets the holder",
+        REDELIVERED,
     )
 
 

@@ -34,6 +34,8 @@ from tests.servers import Process, until
 EVENTS = int(os.environ.get("STORM_EVENTS", "1000"))
 #: Seconds in which their messages are handled.
 HANDLED = 60 + EVENTS * 0.05
+#: The id of a task in a line of a log.
+TASK_ID = re.compile(r"\[([0-9a-f-]{36})\]")
 #: Seconds of the quiet time of `update_customer`.
 QUIET = HOUR / 3
 
@@ -348,7 +350,16 @@ def test_convert(env: WorkerEnvironment, page: SimpleNamespace, recorder: Record
 
 
 def test_two_beats(env: WorkerEnvironment, page: SimpleNamespace, recorder: Recorder, beats_since: int) -> None:
-    """An hour has one report, though both beats ask for it; of the clean-up, the second beat publishes no message."""
+    """An hour has one report, though both beats ask for it; of the clean-up, the second beat publishes no message.
+
+    Messages are counted by their ids, as a broker may deliver one twice, and a beat that has lost a reply sends one again.
+    """
+
+    def messages(task: str, words: str) -> set[str]:
+        return {found[1] for line in env.worker.lines(task, words) if (found := TASK_ID.search(line))}
+
+    def clean_ups() -> set[str]:
+        return {start["id"] for start in starts(recorder, "delete_old_rows")}
 
     def reports() -> list[int]:
         hours = range(beats_since, page.this_hour() + 1)
@@ -356,11 +367,11 @@ def test_two_beats(env: WorkerEnvironment, page: SimpleNamespace, recorder: Reco
 
     until(lambda: sum(reports()) >= 3, "some hours")
     assert 1 == max(reports())
-    env.worker.wait_for_lines("hourly_report", "skipped", count=2)
-    until(lambda: len(starts(recorder, "delete_old_rows")) >= 3, "some clean-ups")
-    received, ran = len(env.worker.lines("clean_up", "received")), len(starts(recorder, "delete_old_rows"))
-    assert received <= ran + 1
-    assert ran <= 1 + (page.this_hour() + 1 - beats_since) * 2  # its lock is held for half an hour
+    until(lambda: len(messages("hourly_report", "skipped")) >= 2, "some are skipped")
+    until(lambda: len(clean_ups()) >= 3, "some clean-ups")
+    received, ran = messages("clean_up", "received"), clean_ups()
+    assert len(received - ran) <= 1  # the last one may not have started
+    assert len(ran) <= 1 + (page.this_hour() + 1 - beats_since) * 2  # its lock is held for half an hour
 
 
 def test_each_task() -> None:
