@@ -136,12 +136,7 @@ def started_by(attempt: Attempt, state: RetryState) -> Any:
 
 
 def terminate(attempt: Attempt, holder: Holder) -> None:
-    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting.
-
-    A worker finds a task by its id, so a holder with the id of this message is not terminated: that may be this message.
-    """
-    if holder.task_id == attempt.request.id:
-        return
+    """Have the holder's worker terminate it, if its pool can; else, or if the worker cannot be asked, go on waiting."""
     log = attempt.log(holder)
     arguments = {"task_id": holder.task_id, "replacement": attempt.request.id}
     try:

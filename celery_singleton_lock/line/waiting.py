@@ -51,7 +51,8 @@ def handle_copy(attempt: Attempt) -> float | None:
             return None
         counts = result.status in (AcquireStatus.REFUSED, AcquireStatus.GRANTED)
         if counts and seconds_left(state.expires) <= 0:
-            return _revoke_expired(attempt)
+            # Nothing is stored under a task id while another message with it runs.
+            return FIRST_RETRY if result.shares_id else _revoke_expired(attempt)
         if result.status is AcquireStatus.REFUSED:
             delay = _go_on_waiting(attempt, result)
             if delay is not None:

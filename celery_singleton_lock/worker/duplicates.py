@@ -16,7 +16,7 @@ from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.line.dispatch import publish_next
 from celery_singleton_lock.line.joining import leave
 from celery_singleton_lock.policies import RetryLater
-from celery_singleton_lock.policies.decisions import Decision, Enqueue, Fail, Follow, RunLater, SkipRun
+from celery_singleton_lock.policies.decisions import Enqueue, Follow, RunLater, SkipRun
 from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, GracePeriod
 from celery_singleton_lock.worker.join import follow
 from celery_singleton_lock.worker.redelivery import check_later, retry_policy_of
@@ -38,12 +38,11 @@ def handle_duplicate(attempt: Attempt, result: AcquireResult) -> Any:
     if result.status is AcquireStatus.TOO_MANY_STARTS:
         _refuse_start(attempt)
     _end_without_policy(attempt, result, error)
-    if holder.task_id == attempt.request.id and not (result.shares_id or attempt.request.is_eager):
-        _drop_delivery(attempt, error)
+    if holder.task_id == attempt.request.id and not attempt.request.is_eager:
+        _drop_delivery(attempt, error, result.shares_id)
     if spec.comes_again and spec.redelivered and attempt.store.has_begun(spec):
         attempt.note(is_unfinished=True)
     policy, decision = decide(attempt, policy_of(task, attempt.options, holder), result)
-    _end_beside_its_id(attempt, result, decision, error)
     if holder.task_id or holder.state == "paused":  # else nobody holds the lock, which is free only after a quiet time
         ending.announce(task, spec, holder, policy, decision)
     if isinstance(decision, Enqueue):
@@ -88,26 +87,16 @@ def _end_without_policy(attempt: Attempt, result: AcquireResult, error: Duplicat
         _drop_waiting(attempt, result, error)
 
 
-def _drop_delivery(attempt: Attempt, error: DuplicateTask) -> None:
-    """Drop a delivery whose message another delivery runs, or has run; return if a user has used a task id twice."""
+def _drop_delivery(attempt: Attempt, error: DuplicateTask, shares_id: bool) -> None:
+    """Drop a delivery whose message another delivery runs, or has run; return if a user has used a task id twice.
+
+    Another message with the holder's task id (`shares_id`) comes again while that runs: its end would become the holder's state.
+    """
     if goes_to_several_queues(attempt.task.app, attempt.request):
         attempt.log(error.holder).info("dropped: another worker runs this broadcast: %s", error)
         ending.drop("another worker runs this broadcast task")
-    if error.holder.state != "cooldown" or attempt.is_redelivered:
-        check_later(attempt, error)
-
-
-def _end_beside_its_id(attempt: Attempt, result: AcquireResult, decision: Decision, error: DuplicateTask) -> None:
-    """Have a message that may not wait, and whose task id another message has that runs, count as a redelivery of that one.
-
-    A state that were stored for it would be the state of the other.
-    """
-    if not (result.shares_id and isinstance(decision, (SkipRun, Fail))) or error.holder.state == "cooldown":
-        return
-    if attempt.ticket:
-        leave(attempt)
-        attempt.note(ticket="")
-    _drop_delivery(attempt, error)
+    if error.holder.state != "cooldown" or (attempt.is_redelivered and not shares_id):
+        check_later(attempt, error, shares_id)
 
 
 def _drop_waiting(attempt: Attempt, result: AcquireResult, error: DuplicateTask) -> None:

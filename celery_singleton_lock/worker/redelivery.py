@@ -24,8 +24,11 @@ def retry_policy_of(options: Options) -> RetryLater:
     return options.on_duplicate if isinstance(options.on_duplicate, RetryLater) else RetryLater()
 
 
-def check_later(attempt: Attempt, error: DuplicateTask) -> NoReturn:
+def check_later(attempt: Attempt, error: DuplicateTask, shares_id: bool = False) -> NoReturn:
     """Publish a redelivered message again while its other delivery runs, and store nothing.
+
+    Arguments:
+        shares_id: it is another message with the task id of the one that runs.
 
     Raises:
         Ignore: it is published, or the other delivery succeeded.
@@ -40,6 +43,8 @@ def check_later(attempt: Attempt, error: DuplicateTask) -> NoReturn:
             ending.drop("another delivery of this task succeeded")
         delay = max(delay, error.holder.remaining)
         log.info("redelivered, and no success of it is known: %s", error)
+    elif shares_id:
+        log.info("comes again, as another message with its task id runs: %s", error)
     else:
         log.info("redelivered while another delivery of it runs: %s", error)
     following = attempt.retry_state._replace(redelivery_checks=checks + 1)

@@ -59,16 +59,17 @@ class DeliveryMixin(OwnReason):
             waiting.add(self)
 
     def _identity(self: Any, body: Any) -> str:
-        """Return the identity of the message, if it may wait in line; "" for what is published for another one.
+        """Return the identity of the message, if it may wait in line for the one holder of a lock; else "".
 
-        An own retry, and what `Task.replace` publishes, count as the message that published them.
+        What is published for an earlier message carries the identity of that one, or none.
         """
         request = self.request_dict
         if any(map(request.get, _SUCCESSORS)):
             return ""
         try:
-            uses_line = getattr(config_for(self.task).options.on_duplicate, "uses_line", False)
-            return identity_of(self.id, body) if uses_line or LOCK_OPTIONS_HEADER in request else ""
+            options = config_for(self.task).options
+            uses_line = getattr(options.on_duplicate, "uses_line", False) or LOCK_OPTIONS_HEADER in request
+            return identity_of(self.id, body) if uses_line and not options.is_limited else ""
         except Exception:  # the task is refused when it starts; an error here would end the worker
             return ""
 

@@ -246,7 +246,7 @@ def _copy_request(task: Task, tag: str, seconds: float) -> str:
 
 
 def _hold_retry(task: Task, tag: str, seconds: float) -> str:
-    _hold(task, tag, 0.0)
+    _hold_own(task, tag, 0.0)
     raise task.retry(countdown=2)
 
 

@@ -73,23 +73,31 @@ def test_two_messages_with_one_id(env: WorkerEnvironment) -> None:
 
 
 def test_message_with_the_task_id_of_the_holder(env: WorkerEnvironment) -> None:
-    """A message with the task id of the holder, and other arguments, waits in line like any other, and runs at once after it."""
+    """A message with the task id of the holder, and other arguments, comes again until that has ended, and then runs."""
     first = env.hold("wait_long")
-    enqueue(env, "wait_long", 1, kwargs={"acts": ["return", "return"]}, task_id=first.id)
+    env.job("wait_long").apply_async((env.tag,), {"acts": ["return", "return"]}, task_id=first.id)
+    env.worker.wait_for_lines(f"[{first.id}] comes again, as another message with its task id runs", count=3)
+    assert [] == env.tickets("wait_long")
+    assert "STARTED" == first.state
     env.let_go()
     until(lambda: len(env.events("end")) == 2, "both have run", BEFORE_A_COPY)
     assert_one_at_a_time(env)
 
 
-def test_message_with_the_task_id_of_the_holder_that_finds_no_place(env: WorkerEnvironment) -> None:
-    """Such a message counts as a redelivery of the holder: nothing is stored under their id while the holder's body runs."""
-    first = env.hold("wait_little")
-    waiting = enqueue(env, "wait_little", 2)
-    env.job("wait_little").apply_async((env.tag,), {"acts": ["return", "return"]}, task_id=first.id)
-    env.worker.wait_for_lines(f"[{first.id}] redelivered while another delivery of it runs")
-    assert "FAILURE" != first.state
+def test_own_retry_beside_another_message_with_its_id(env: WorkerEnvironment) -> None:
+    """A task that retries itself, and meets another message with its id, is not taken for that one: all three bodies run."""
+    env.hold("wait_long")
+    (one,) = enqueue(env, "wait_long", 1, kwargs={"acts": ["hold", "hold_retry", "return"]})
+    enqueue(env, "wait_long", 1, kwargs={"acts": ["return", "return", "hold"]}, task_id=one.id)
     env.let_go()
-    assert ["held", "done", "done"] == [env.get(result) for result in (first, *waiting)]
+    env.wait_for("start", count=2)
+    env.recorder.lower_flag(f"{env.tag}.go")
+    env.let_go(one.id)
+    env.wait_for("start", count=3)
+    env.worker.wait_for_lines(f"[{one.id}] comes again, as another message with its task id runs")
+    env.let_go()
+    until(lambda: len(env.events("end")) == 4, "all have run")
+    assert_one_at_a_time(env)
 
 
 def test_redelivery_whose_arguments_change(env: WorkerEnvironment) -> None:

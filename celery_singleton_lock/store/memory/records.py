@@ -101,7 +101,7 @@ class Records:
 
     def _is_replaced(self, spec: LeaseSpec, holder: Record | None) -> AcquireStatus | None:
         """Tell whether another message has replaced this one, as the section `stop` of `acquire.lua` does."""
-        if holder and is_own(spec, holder):
+        if holder and holder.task_id == spec.task_id:
             return None
         key = f"{replaced_key(spec.base)}:%s:{spec.task_id}"
         if self._find(key % "queued"):
@@ -113,12 +113,11 @@ class Records:
         if holder is None or not place.stop:
             return 0.0, holder
         asked = self._clock() - holder.asked if holder.stop and holder.stop == holder.token else 0.0
-        same = holder.token == spec.token or is_own(spec, holder)
-        if not place.room or same or holder.token == LINE_TOKEN or holder.state == "cooldown":
+        is_own = holder.token == spec.token or holder.task_id == spec.task_id
+        if not place.room or is_own or holder.token == LINE_TOKEN or holder.state == "cooldown":
             return asked, holder
         ttl = max(COPY_TTL, holder.expires - self._clock())
-        if holder.task_id != spec.task_id:
-            self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
+        self._put(f"{replaced_key(spec.base)}:{holder.state}:{holder.task_id}", "", ttl)
         if holder.state == "queued":
             del self._records[spec.lock]
             return 0.0, None
@@ -130,7 +129,7 @@ class Records:
         """Return the slot that a request concerns, as `acquire.lua` does."""
         held = self._held_slots(spec.slot_lock(0))
         for slot, record in sorted(held.items(), key=lambda item: (item[1].token != spec.token, item[0])):
-            if record.token == spec.token or is_own(spec, record):
+            if record.token == spec.token or record.task_id == spec.task_id:
                 return slot
         if len(held) >= spec.limit:
             return min(held, key=lambda slot: held[slot].fence)

@@ -45,15 +45,11 @@ do
   local function key_of(number) return number == 0 and first or string.format('%s:%d', first, number) end
   local function is_held(number)
     if held[number] == nil then
-      local holder = redis.call('HMGET', key_of(number), 'token', 'task', 'fence', 'identity')
+      local holder = redis.call('HMGET', key_of(number), 'token', 'task', 'fence')
       held[number] = holder[1]
       if holder[1] then
         live = live + 1
-        local matches = holder[2] == ARGV[3]
-        --@if line
-        matches = matches and (holder[1] == 'queued:' .. ARGV[3] or is_same(holder[4]))
-        --@end
-        if holder[1] == ARGV[1] then own = number elseif matches then same = math.min(same or number, number) end
+        if holder[1] == ARGV[1] then own = number elseif holder[2] == ARGV[3] then same = math.min(same or number, number) end
         if not least or holder[3] + 0 < least then oldest, least = number, holder[3] + 0 end
       end
     end
@@ -176,7 +172,7 @@ end
 --   lock, also: `stop` (token of the holder that is asked to stop) and `asked` (since when (ms))
 local asked = redis.call('HMGET', KEYS[1], 'stop', 'asked')
 asked = owner and asked[1] == owner and now - asked[2]
-if not is_own then
+if holder[2] ~= ARGV[3] then
   local function is_marked(state) return (redis.call('ZSCORE', replaced, state .. ARGV[3]) or 0) + 0 > now end
   if is_marked('queued:') then return superseded() end
   if ARGV[7] == '1' and is_marked('running:') then return {'replaced'} end
@@ -194,10 +190,10 @@ while head and head ~= ticket and has_lapsed(head) do
 end
 --@if stop
 -- Asks a holder that runs to stop, or takes the place of a message with a reservation. A cooldown and a pause stay.
-if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and not is_own then
+if room ~= '' and owner and owner ~= '' and owner ~= ARGV[1] and owner ~= 'queued:line' and holder[2] ~= ARGV[3] then
   local lasts = math.max(window, redis.call('PTTL', KEYS[1]))
   redis.call('ZREMRANGEBYSCORE', replaced, '-inf', now)
-  if holder[2] ~= ARGV[3] then redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2]) end
+  redis.call('ZADD', replaced, now + lasts, (holder[7] or 'running') .. ':' .. holder[2])
   redis.call('PEXPIRE', replaced, math.max(lasts, redis.call('PTTL', replaced)))
   if holder[7] then
     redis.call('DEL', KEYS[1])
