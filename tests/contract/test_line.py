@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.max_starts import MaxStarts
 from celery_singleton_lock.store.keys import LINE_TOKEN, queued_token
-from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released, RenewResult
+from celery_singleton_lock.store.protocol import AcquireResult, AcquireStatus, Released
 from celery_singleton_lock.store.requests import AfterRelease, LeaseSpec, Place
 from tests.contract.conftest import Backing
 
@@ -309,7 +309,7 @@ def test_two_messages_with_one_task_id(deliveries: Deliveries, sharing: Sharing)
 
 
 def test_second_message_with_a_task_id_is_no_redelivery(sharing: Sharing) -> None:
-    """A message whose task id the holder has waits like any other. A redelivery of the holder's does not."""
+    """A message that joins the line with the holder's task id is told from the holder's, and is no redelivery of that."""
     started = sharing.request("one")
     assert GRANTED is sharing.store.acquire(started).status
     assert [False, True] == [sharing.acquire(message).shares_id for message in ("one", "two")]
@@ -343,18 +343,6 @@ def test_message_whose_identity_is_not_known(sharing: Sharing) -> None:
     started = sharing.request("")
     assert GRANTED is sharing.store.acquire(started).status
     assert [False, False] == [sharing.acquire(which).shares_id for which in ("", "two")]
-
-
-def test_replacement_with_the_task_id_of_the_holder(sharing: Sharing) -> None:
-    """It asks the holder to stop like any other. If it is delivered again after that, it is not taken for the replaced one."""
-    started = sharing.request("one", stop=True)
-    assert GRANTED is sharing.store.acquire(started).status
-    place = {"ticket": "two.0", "room": 1, "replace": True, "due": 40.0, "message": "text two", "stop": True}
-    assert sharing.acquire("two", **place).is_waiting
-    assert [RenewResult.STOP] == sharing.store.renew([replace(started, stoppable=True)])
-    assert "text two" == sharing.store.release(started, success=False).message
-    again = replace(sharing.request("two", ticket="two.0", copy=0.5, stop=True), redelivered=True)
-    assert GRANTED is sharing.store.acquire(again).status
 
 
 def test_full_line(deliveries: Deliveries) -> None:

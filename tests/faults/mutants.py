@@ -141,7 +141,7 @@ MUTANTS = (
     Mutant(
         "same task id is no duplicate",
         "worker/duplicates.py",
-        "    if holder.task_id == attempt.request.id and not (result.shares_id or attempt.request.is_eager):",
+        "    if holder.task_id == attempt.request.id and not attempt.request.is_eager:",
         "    if False:",
         "test_redelivery.py::test_no_duplicate_of_itself",
         "next .*late-skip|'what': 'duplicate'",
@@ -539,7 +539,7 @@ MUTANTS = (
         "  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))",
         "  is_own = true",
         "tests/overlap/test_line_faults.py::test_message_with_the_task_id_of_the_holder",
-        "number 0 waits",
+        "both have run",
     ),
     Mutant(
         "of several newcomers the latest runs",

@@ -398,7 +398,7 @@ class World:
         message, is_redelivered = delivery.message, delivery.message.redelivered or delivery.message.unfinished
         if result.is_head and is_redelivered and not delivery.place.ticket:
             self._finish(delivery)
-        elif result.holder is not None and result.holder.task_id == message.task_id and not result.shares_id:
+        elif result.holder is not None and result.holder.task_id == message.task_id:
             self._run_later(delivery, message._replace(redelivered=True))
         else:
             wish = self._wish(delivery, result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from celery import Celery
@@ -17,10 +16,12 @@ from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, identity_of
 from celery_singleton_lock.delivery.republish import signature_of
-from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState, retry_state_of
-from celery_singleton_lock.holder import Holder
-from celery_singleton_lock.line.joining import terminate
-from celery_singleton_lock.store.requests import LeaseSpec
+from celery_singleton_lock.delivery.retry_state import (
+    RETRY_STATE_HEADER,
+    RetryState,
+    forget_retry_state,
+    retry_state_of,
+)
 from celery_singleton_lock.worker import request as worker
 
 BODY = b'[[1], {}, {"chain": null}]'
@@ -52,7 +53,7 @@ def test_other_messages(task_id: str, body: Any) -> None:
     assert IDENTITY != other
 
 
-@pytest.mark.parametrize("body", [None, {}, [1], 5, object()], ids=repr)
+@pytest.mark.parametrize("body", [None, {}, [1], 5, object()], ids=lambda body: type(body).__name__)
 def test_body_that_is_no_bytes(body: Any) -> None:
     """Nothing tells such a message from another one with its task id, as a transport of a user's may have it."""
     assert "" == identity_of("id-1", body)
@@ -67,15 +68,15 @@ def test_task_id_that_is_no_text() -> None:
 # -- of a message that a worker receives -----------------------------------------------------------
 
 
-def received(app: Celery, body: Any = BODY, on_duplicate: Any = "wait", **headers: Any) -> Any:
+def received(app: Celery, on_duplicate: Any = "wait", lock_limit: Any = None, **headers: Any) -> Any:
     """Return the request of a message that a worker has received."""
 
-    @app.task(base=SingletonTask, name="x", shared=False, on_duplicate=on_duplicate)
+    @app.task(base=SingletonTask, name="x", shared=False, on_duplicate=on_duplicate, lock_limit=lock_limit)
     def run(number: int) -> None: ...
 
     task = app.tasks["x"]
     headers = {"id": "id-1", "task": "x", **headers}
-    message = Message(headers=headers, body=body, content_type="application/json", content_encoding="utf-8")
+    message = Message(headers=headers, body=BODY, content_type="application/json", content_encoding="utf-8")
     made = worker.request_class(task.Request, app, SimpleNamespace(pool=None))
     return made(message, app=app, task=task, hostname="h")
 
@@ -97,13 +98,18 @@ def test_message_without_a_line(app: Celery, on_duplicate: Any) -> None:
     assert "" == delivery_of(Context(received(app, on_duplicate=on_duplicate).request_dict)).identity
 
 
+def test_message_with_several_holders(app: Celery) -> None:
+    """With a `lock_limit`, a message that waited for another one with its id would keep a slot from the others."""
+    assert "" == delivery_of(Context(received(app, lock_limit=2).request_dict)).identity
+
+
 @pytest.mark.parametrize(
     "headers",
     [{"retries": 1}, {"replaced_task_nesting": 1}, {RETRY_STATE_HEADER: RetryState(times=1)._asdict()}],
     ids=["own retry", "Task.replace", "published again"],
 )
 def test_successor(app: Celery, headers: dict[str, Any]) -> None:
-    """What is published for an earlier message has no identity of its own: it counts as that one."""
+    """What is published for an earlier message gets no identity of its own: it has that of the earlier one, or none."""
     assert "" == delivery_of(Context(received(app, **headers).request_dict)).identity
 
 
@@ -138,12 +144,10 @@ def test_it_travels_with_the_message(app: Celery) -> None:
     assert retry_state_of(again.request) == RetryState(times=1, identity=IDENTITY)
 
 
-def test_holder_with_the_own_id_is_not_terminated(app: Celery) -> None:
-    """A worker finds a task by its id: it might terminate the newcomer."""
-    attempt = attempt_at(app, IDENTITY)
-    attempt.spec = LeaseSpec("b", "d", "t", 1.0)
-    with patch("celery_singleton_lock.remote.ask") as ask:
-        terminate(attempt, Holder("id-1", "w1@h", 1))
-        assert not ask.called
-        terminate(attempt, Holder("id-2", "w1@h", 1))
-    assert ask.called
+def test_own_retry_carries_it_on(app: Celery) -> None:
+    """What the task publishes itself, with other arguments, counts as the message that published it, and has no other past."""
+    attempt = attempt_at(app, IDENTITY, headers={"x": 1, RETRY_STATE_HEADER: {"times": 3}})
+    forget_retry_state(attempt.request, attempt.identity)
+    assert {"x": 1, RETRY_STATE_HEADER: {"identity": IDENTITY}} == attempt.request.headers
+    assert IDENTITY == attempt_at(app, "", retries=1, **attempt.request.headers).identity
+    assert retry_state_of(Context(attempt.request.headers)).is_first
