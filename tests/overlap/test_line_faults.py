@@ -86,12 +86,10 @@ def test_message_with_the_task_id_of_the_holder(env: WorkerEnvironment) -> None:
 
 def test_own_retry_beside_another_message_with_its_id(env: WorkerEnvironment) -> None:
     """A task that retries itself, and meets another message with its id, is not taken for that one: all three bodies run."""
-    env.hold("wait_long")
+    first = env.hold("wait_long", acts=["hold_own"])
     (one,) = enqueue(env, "wait_long", 1, kwargs={"acts": ["hold", "hold_retry", "return"]})
     enqueue(env, "wait_long", 1, kwargs={"acts": ["return", "return", "hold"]}, task_id=one.id)
-    env.let_go()
-    env.wait_for("start", count=2)
-    env.recorder.lower_flag(f"{env.tag}.go")
+    env.let_go(first.id)
     env.let_go(one.id)
     env.wait_for("start", count=3)
     env.worker.wait_for_lines(f"[{one.id}] comes again, as another message with its task id runs")
