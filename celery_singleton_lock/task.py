@@ -21,6 +21,7 @@ from celery_singleton_lock.config.task_config import (
 )
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import attempt_of
+from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER
 from celery_singleton_lock.errors import ConfigurationError, DuplicateTask, LockLost, TooManyStarts
 from celery_singleton_lock.holder import Holder
 from celery_singleton_lock.lease import NO_LEASE, Lease
@@ -164,6 +165,9 @@ class SingletonMixin:
         attempt = attempt_of(self)
         if isinstance(exc, LockLost) and attempt and attempt.state and attempt.state.is_stopped_by(exc):
             raise exc
+        if attempt and attempt.identity:  # which the retry has in common with this message
+            headers = options.get("headers") or self.request.headers or {}
+            options["headers"] = {**headers, RETRY_STATE_HEADER: {"identity": attempt.identity}}
         return super().retry(args, kwargs, exc, *more, **options)  # type: ignore[misc]
 
     def replace(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -45,16 +45,10 @@ def retry_state_of(request: Any) -> RetryState:
     return RetryState(**{name: found[name] for name in RetryState._fields if name in found})
 
 
-def forget_retry_state(request: Any, identity: str) -> None:
-    """Remove the retry state from the request's headers, so that the task's own retries start without it.
-
-    Arguments:
-        identity: of the message; its own retries carry it on.
-    """
+def forget_retry_state(request: Any) -> None:
+    """Remove the retry state from the request's headers, so that the task's own retries start without it."""
     if request.headers and RETRY_STATE_HEADER in request.headers:
         request.headers = {name: value for name, value in request.headers.items() if name != RETRY_STATE_HEADER}
-    if identity:
-        request.headers = {**(request.headers or {}), RETRY_STATE_HEADER: {"identity": identity}}
 
 
 def lock_options_of(request: Any) -> Any:

@@ -136,7 +136,7 @@ def _note_grant(attempt: Attempt, state: LeaseState, result: AcquireResult, sent
     state.granted(sent_at, result.fence, attempt.context.body_renewal.verify)
     if logger.isEnabledFor(DEBUG):
         attempt.log().debug("acquired %s with fence %d", attempt.spec.lock, result.fence)
-    forget_retry_state(attempt.request, attempt.identity)
+    forget_retry_state(attempt.request)
 
 
 def _run_granted(attempt: Attempt, state: LeaseState, body: Body) -> Any:

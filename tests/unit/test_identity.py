@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.app.task import Context
+from celery.exceptions import Retry
 from kombu.message import Message
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
-from celery_singleton_lock.delivery.attempt import Attempt
+from celery_singleton_lock.delivery.attempt import ATTEMPT, Attempt
 from celery_singleton_lock.delivery.properties import PROPERTY, Delivery, delivery_of, identity_of
 from celery_singleton_lock.delivery.republish import signature_of
 from celery_singleton_lock.delivery.retry_state import (
     RETRY_STATE_HEADER,
     RetryState,
-    forget_retry_state,
     retry_state_of,
 )
 from celery_singleton_lock.worker import request as worker
@@ -144,10 +144,19 @@ def test_it_travels_with_the_message(app: Celery) -> None:
     assert retry_state_of(again.request) == RetryState(times=1, identity=IDENTITY)
 
 
-def test_own_retry_carries_it_on(app: Celery) -> None:
-    """What the task publishes itself, with other arguments, counts as the message that published it, and has no other past."""
-    attempt = attempt_at(app, IDENTITY, headers={"x": 1, RETRY_STATE_HEADER: {"times": 3}})
-    forget_retry_state(attempt.request, attempt.identity)
-    assert {"x": 1, RETRY_STATE_HEADER: {"identity": IDENTITY}} == attempt.request.headers
-    assert IDENTITY == attempt_at(app, "", retries=1, **attempt.request.headers).identity
-    assert retry_state_of(Context(attempt.request.headers)).is_first
+@pytest.mark.parametrize("given", [{}, {"headers": {"x": 2}}], ids=str)
+def test_own_retry_carries_it_on(app: Celery, given: dict[str, Any]) -> None:
+    """What the task publishes itself counts as the message that published it, and has no other past; a body does not see it."""
+    attempt = attempt_at(app, IDENTITY, headers={"x": 1}, called_directly=False)
+    setattr(attempt.request, ATTEMPT, attempt)
+    attempt.task.request_stack.push(attempt.request)
+    try:
+        with pytest.raises(Retry) as caught:
+            attempt.task.retry(countdown=1, **given)
+    finally:
+        attempt.task.request_stack.pop()
+    sent = caught.value.sig.options["headers"]
+    assert {"x": 2 if given else 1, RETRY_STATE_HEADER: {"identity": IDENTITY}} == sent
+    assert {"x": 1} == attempt.request.headers
+    assert IDENTITY == attempt_at(app, "", retries=1, **sent).identity
+    assert retry_state_of(Context(sent)).is_first
