@@ -75,7 +75,10 @@ def has_ended(task: Any, holder: Holder) -> bool:
 
 
 def has_lost_result(task: Any, holder: Holder) -> bool:
-    """Tell whether the run before a cooldown has no result any more: a caller that is given its `AsyncResult` waits for ever."""
+    """Tell whether the run before a cooldown has no result any more: a caller that is given its `AsyncResult` waits for ever.
+
+    Between the end of a body and the storing of its result, it has none yet: a call that comes then is skipped when it starts.
+    """
     if holder.state != "cooldown" or not holder.task_id or task.ignore_result:
         return False
     try:
