@@ -539,7 +539,7 @@ MUTANTS = (
         "  is_own = is_same(redis.call('HGET', KEYS[1], 'identity'))",
         "  is_own = true",
         "tests/overlap/test_line_faults.py::test_message_with_the_task_id_of_the_holder",
-        "both have run",
+        "comes again, as another message",
     ),
     Mutant(
         "of several newcomers the latest runs",
