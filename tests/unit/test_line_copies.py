@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, states
 from kombu.asynchronous import Hub
 from kombu.common import QoS
 
@@ -23,6 +23,7 @@ from celery_singleton_lock.config.task_config import config_for
 from celery_singleton_lock.context import context_of
 from celery_singleton_lock.delivery.attempt import Attempt
 from celery_singleton_lock.delivery.delays import LONGEST_DELAY
+from celery_singleton_lock.delivery.properties import PROPERTY, Delivery
 from celery_singleton_lock.delivery.retry_state import RETRY_STATE_HEADER, RetryState
 from celery_singleton_lock.line import copies as copies_module
 from celery_singleton_lock.line.copies import STORE_RETRY, Copies, Copy, request_of
@@ -230,6 +231,33 @@ def test_copy_that_may_not_stay_until_it_is_due(
     state = following.headers[RETRY_STATE_HEADER]
     assert (pytest.approx(due, abs=2), True) == (state["due"], state["copy"] > TICKET.copy)
     assert 0.9 < now() - copy.received < 60
+
+
+def test_expired_copy_while_another_message_with_its_id_runs(app: Celery, singleton: Singleton) -> None:
+    """It is handled again, and stores nothing: that would be the state of the task that runs."""
+    seen = []
+
+    @singleton(name="x", on_duplicate="wait")
+    def task() -> None:
+        copy, done = kept(task, expires="2020-01-01T00:00:00", identity="other")
+        seen.extend([Copies(app).handle(copy), done, app.backend.get_state("id-1")])
+
+    deliver(task, properties={PROPERTY: tuple(Delivery(identity="this"))})
+    assert [FIRST_RETRY, [], states.PENDING] == seen
+
+
+@pytest.mark.parametrize(
+    ("identity", "end"), [("other", "waits in line"), ("this", "another delivery of this task succeeded")]
+)
+def test_message_that_finds_its_id_in_a_cooldown(singleton: Singleton, identity: str, end: str) -> None:
+    """One that came again while the other message with its id ran waits like any other; a redelivery of that one is dropped."""
+
+    @singleton(name="x", on_duplicate="wait", lock_at_least=3600)
+    def task() -> None: ...
+
+    deliver(task, properties={PROPERTY: tuple(Delivery(identity="this"))})
+    checked = RetryState(redelivery_checks=1, identity=identity)
+    assert (end,) == deliver(task, headers={RETRY_STATE_HEADER: checked._asdict()}).info.retval.args
 
 
 def test_expired_copy_while_the_broker_is_away(singleton: Singleton) -> None:
