@@ -155,14 +155,13 @@ def test_no_connection(own_server: StartServer, one: LeaseSpec, url: str, call: 
 
 
 @pytest.mark.parametrize("call", [CALLS["acquire"], CALLS["renew"]])
-def test_tls(certificate: tuple[Path, Path], one: LeaseSpec, call: Call) -> None:
+def test_tls(certificate: tuple[Path, Path], redis_store: MakeStore, one: LeaseSpec, call: Call) -> None:
     """The error of a closed TLS connection, which sends from Python code, shows no token."""
     server, port = start_with_tls(certificate)
-    store = RedisStore(connector(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate[0]}", {}), TIMEOUT)
+    store = redis_store(f"rediss://localhost:{port}/0?ssl_ca_certs={certificate[0]}")
     call(store, one)
     server.close()
     shows_nothing(call, store, one)
-    store.close()
 
 
 def test_password_is_not_shown(own_server: StartServer, redis_store: MakeStore, one: LeaseSpec) -> None:
