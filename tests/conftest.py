@@ -19,7 +19,8 @@ from celery_singleton_lock import signals
 from tests.integration.nodes import LocalWorker
 from tests.lanes import Run
 from tests.servers import RabbitMQServer, RedisServer, ServerMissing, new_directory, rabbitmq_required, warden
-from tests.stacks import is_timeout, last_minute, stacks_of
+from tests.stacks import last_minute, stacks_of
+from tests.timeouts import is_timeout
 
 #: Variable of the environment with the directory of the run.
 RUN_DIRECTORY = "SINGLETON_TEST_RUN"

@@ -12,7 +12,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -20,11 +19,9 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-import celery.exceptions
 import psutil
-import pytest
 
-from tests.servers import NotInTime, Process
+from tests.servers import Process
 
 #: Ignored by processes that have not called `install`; Celery, billiard, gevent and the library use it for nothing.
 SIGNAL = signal.SIGWINCH
@@ -34,13 +31,6 @@ STDERR = 2
 #: The time in a line of Celery's log.
 LOGGED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3}: ")
 END = "-- end of stacks --"
-
-
-def is_timeout(error: BaseException) -> bool:
-    """Tell whether a test waited in vain, or pytest-timeout ended it."""
-    if isinstance(error, pytest.fail.Exception):
-        return str(error).startswith("Timeout")
-    return isinstance(error, (NotInTime, TimeoutError, celery.exceptions.TimeoutError, subprocess.TimeoutExpired))
 
 
 def last_minute(log: str, now: datetime | None = None) -> str:

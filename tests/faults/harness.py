@@ -28,7 +28,8 @@ from tests.faults.proxy import Proxy
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.faults.tasks import make_app
 from tests.servers import Process, RabbitMQServer, RedisServer, new_directory, remove_directory, until, warden
-from tests.stacks import is_timeout, stacks_of
+from tests.stacks import stacks_of
+from tests.timeouts import is_timeout
 
 #: Seconds within which the lease of a killed child is released, whatever its TTL.
 CHILD_BOUND = 6.0
