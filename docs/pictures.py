@@ -1,6 +1,6 @@
 """Makes the pictures of the documentation from six minutes of the example project, with faults.
 
-It needs Prometheus, Chromium, and the dependency group `test`. The picture of the admin is made by its test
+It needs Prometheus, Chromium, Flower, and the dependency group `test`. The picture of the admin is made by its test
 (`DJANGO_PICTURE`, tests/operate/test_django_admin.py).
 
 python -m docs.pictures

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.nodes import WorkerSpec
 from tests.operate.browser import DIRECT
 from tests.servers import Process, free_port, is_listening, until
+
+pytestmark = pytest.mark.skipif(find_spec("flower") is None, reason="run by `tox -e flower`")
 
 Get = Callable[[str], str]
 
