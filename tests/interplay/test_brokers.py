@@ -1,4 +1,4 @@
-"""Every kind of duplicate, at every kind of broker, in every pool that runs more than one body at once."""
+"""Every kind of duplicate, at every kind of broker, in every pool that runs more than one body at once; greenlets at night."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ BROKERS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "filesystem": ("filesystem", {}, TWO_POOLS),
     "sqlite": ("sqlite", {}, TWO_POOLS),
 }
-COMBINATIONS = [(name, pool) for name, (_, _, pools) in BROKERS.items() for pool in pools]
+COMBINATIONS = [
+    pytest.param((name, pool), marks=[] if pool in TWO_POOLS else pytest.mark.nightly)
+    for name, (_, _, pools) in BROKERS.items()
+    for pool in pools
+]
 
 
 @pytest.fixture(scope="module", params=COMBINATIONS, ids="-".join)

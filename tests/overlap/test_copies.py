@@ -24,6 +24,11 @@ StartWorker = Callable[..., LocalWorkerNode]
 SIZES = {"gevent": 10, "threads": 1 if kombu.VERSION >= (5, 7) else 10}
 
 
+def at_night(*pools: str) -> list[Any]:
+    """Return these pools as parameters of tests that a check leaves out: it runs prefork and threads."""
+    return [pytest.param(pool, marks=pytest.mark.nightly) for pool in pools]
+
+
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
 def broker_kind(request: pytest.FixtureRequest) -> str:
     """Return each broker."""
@@ -36,7 +41,7 @@ def extra_conf(redis_server: Any) -> dict[str, Any]:
     return {"singleton_lock_url": redis_server.url()}
 
 
-@pytest.mark.parametrize("kind", ["prefork", "threads", "gevent", "eventlet", "solo"])
+@pytest.mark.parametrize("kind", ["prefork", "threads", *at_night("gevent", "eventlet", "solo")])
 @pytest.mark.parametrize("name", ["wait_brief", "wait_late"])
 def test_busy_pool(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str, name: str) -> None:
     """The copies of a worker whose pool is busy start the messages of a holder that was killed, in another worker."""
@@ -56,7 +61,7 @@ def test_busy_pool(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str,
     assert_no_overlap(env)
 
 
-@pytest.mark.parametrize("kind", ["prefork", "threads", "gevent"])
+@pytest.mark.parametrize("kind", ["prefork", "threads", *at_night("gevent")])
 @pytest.mark.parametrize("name", ["wait_long", "wait_late"])
 def test_message_for_a_busy_worker(env: WorkerEnvironment, fresh_worker: StartWorker, kind: str, name: str) -> None:
     """A worker whose pool is busy keeps no message whose turn has come: it starts at once, where a process is free."""
