@@ -11,7 +11,7 @@ from benchmarks.cycle import candidates as cycles
 from benchmarks.report import Bars, Cell, Section, Table, Target
 from benchmarks.rounds import Spread, interval, median_of, shuffled
 from benchmarks.stage import Stage
-from benchmarks.tasks import BARE, ONCE, OURS, SINGLETON
+from benchmarks.tasks import BARE, LEAST, ONCE, OURS, SINGLETON
 from benchmarks.worker import BODIES, BROKER, MAIN, PUBLISHER, STORE, Drained, Worker
 
 HOW = (
@@ -21,13 +21,16 @@ HOW = (
     "The bare task whose body sends the same two commands over a raw socket is the floor: between two "
     "tasks processes sleep and caches cool, so that they cost more than in a loop. The least Python is "
     "another bare task, whose body makes these commands anew for each task, as a prefork child's with keys and a "
-    "token of its own, sends them under a deadline and notes what it holds, and does nothing else. "
+    "token of its own, sends them under a deadline and notes what it holds, and does nothing else. A third one "
+    "sends the two commands as they are over a connection of redis-py. "
     "Ratios are of medians, with the 95 % interval of a bootstrap by blocks of rounds. CPU by process: the bare "
     "task's, then what the others add to it."
 )
 PEERS = (ONCE, SINGLETON)
 PROCESSES = {"solo": (PUBLISHER, BODIES, STORE, BROKER), "prefork": (PUBLISHER, MAIN, BODIES, STORE, BROKER)}
 POOLS = tuple(PROCESSES)
+#: CPU that a run may add, divided by what the best peer adds.
+OF_BEST_PEER = {"solo": 1.0, "prefork": 1.1}
 #: How many rounds each worker takes; in prefork what is added is little beside what runs differ by.
 ROUNDS = {"solo": 60, "prefork": 250}
 
@@ -59,6 +62,10 @@ class Batches:
         """What this kind adds, divided by what the peer adds that adds least; None: no peer is installed."""
         peers = [self.added(peer) for peer in PEERS if peer in self.found]
         return _shares(self.added(kind), min(peers, key=median)) if peers else None
+
+    def cpu_ratio(self, other: str, pool: str) -> Spread:
+        """CPU of all processes that this library adds, divided by what another kind adds."""
+        return _shares(*(self.cpu(kind, PROCESSES[pool])[-1] for kind in (OURS, other)))
 
     def in_cycles(self, kind: str) -> Spread:
         """What this kind adds, divided by what a raw-socket cycle takes."""
@@ -122,10 +129,12 @@ def _cells(kind: str, batches: Batches) -> tuple[Cell, ...]:
 
 
 def _targets(pool: str, batches: Batches) -> list[Target]:
-    targets = [Target(f"{pool}: added / raw-socket cycle", batches.in_cycles(OURS), 2.5)]
-    share = batches.of_best_peer(OURS)
-    if share is not None:
-        targets.append(Target(f"{pool}: added / what the best peer adds", share, 1 / 3))
+    targets = [Target(f"{pool}: CPU of all processes / {LEAST}", batches.cpu_ratio(LEAST, pool), 1.25)]
+    peers = [peer for peer in PEERS if peer in batches.found]
+    if peers:
+        best = min(peers, key=lambda peer: median(batches.cpu(peer, PROCESSES[pool])[-1]))
+        ratio = batches.cpu_ratio(best, pool)
+        targets.append(Target(f"{pool}: CPU of all processes / the best peer's ({best})", ratio, OF_BEST_PEER[pool]))
     return targets
 
 

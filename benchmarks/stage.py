@@ -13,7 +13,19 @@ from celery import Celery
 from redis import Redis
 
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import LEAST, OURS, SCALARS, WIRE, add_tasks, declare, declare_floor, ignored, make_app, nothing
+from benchmarks.tasks import (
+    CONNECTION,
+    LEAST,
+    OURS,
+    SCALARS,
+    WIRE,
+    add_tasks,
+    declare,
+    declare_floor,
+    ignored,
+    make_app,
+    nothing,
+)
 from benchmarks.tracer import around_body
 from tests.integration.monitor import Monitor
 from tests.servers import RedisServer
@@ -59,7 +71,7 @@ class Stage:
     @cached_property
     def floors(self) -> dict[str, Any]:
         """The tasks of workers that stand for floors."""
-        return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, LEAST)}
+        return {kind: declare_floor(self.app, kind, nothing) for kind in (WIRE, CONNECTION, LEAST)}
 
     def commands(self, supervised: bool = False) -> list[list[str]]:
         """What one lock cycle of the library sends; `supervised`: in a prefork child."""

@@ -18,7 +18,9 @@ SCALARS = (1042, "account-17", 0.0)
 BARE, OURS, ONCE, SINGLETON = "bare task", "this library", "celery-once", "celery-singleton"
 #: A bare task of workers alone, whose body sends what the library would send, over a raw socket.
 WIRE = "bare task, raw socket"
-#: The same, with the least Python that makes these commands anew for each task.
+#: The same over a connection of redis-py.
+CONNECTION = "bare task, redis-py"
+#: The same over a raw socket, with the least Python that makes these commands anew for each task.
 LEAST = "bare task, least Python"
 
 

@@ -12,12 +12,12 @@ from itertools import count
 from typing import Any
 
 from celery import Celery
-from redis import Redis
+from redis import Connection, Redis
 
 from benchmarks.gates import DONE, OPEN, REACHED
 from benchmarks.least import Least
 from benchmarks.raw import RawSocket
-from benchmarks.tasks import LEAST, WIRE, add_tasks, declare_floor, make_app
+from benchmarks.tasks import CONNECTION, LEAST, WIRE, add_tasks, declare_floor, make_app
 
 app: Celery = make_app(os.environ["BENCHMARKS_BROKER"], os.environ["BENCHMARKS_STORE"])
 client = Redis.from_url(os.environ["BENCHMARKS_BROKER"], socket_timeout=None)  # redis-py 8 would stop waiting at a gate
@@ -76,20 +76,40 @@ def _port() -> int:
 
 
 @cache
+def _commands() -> list[list[str]]:
+    """What one lock cycle of the library sends."""
+    return json.loads(os.environ["BENCHMARKS_COMMANDS"])  # type: ignore[no-any-return]
+
+
+@cache
 def least() -> Least:
     """What takes locks with the least Python, over a connection of this process's own."""
-    return Least(_port(), json.loads(os.environ["BENCHMARKS_COMMANDS"]))
+    return Least(_port(), _commands())
 
 
 @cache
 def exchange() -> Callable[[], None]:
     """What sends the commands of a lock cycle, over a connection of this process's own."""
-    return RawSocket(_port()).all_of(json.loads(os.environ["BENCHMARKS_COMMANDS"]))
+    return RawSocket(_port()).all_of(_commands())
 
 
 def over_the_wire(number: int, account: str, seconds: float = 1.0) -> None:
     """Do nothing, between two commands over a raw socket."""
     exchange()()
+    batch.arrived()
+
+
+@cache
+def connection() -> Any:
+    """A connection of redis-py's, of this process's own."""
+    return Connection(port=_port(), socket_timeout=1.0)
+
+
+def over_redis_py(number: int, account: str, seconds: float = 1.0) -> None:
+    """Do nothing, between two commands over a connection of redis-py, without its client."""
+    for command in _commands():
+        connection().send_command(*command)
+        connection().read_response()
     batch.arrived()
 
 
@@ -101,5 +121,6 @@ def with_least(self: Any, number: int, account: str, seconds: float = 1.0) -> No
 
 
 declare_floor(app, WIRE, over_the_wire)
+declare_floor(app, CONNECTION, over_redis_py)
 declare_floor(app, LEAST, with_least, bind=True)
 add_tasks(app, body)
