@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -35,15 +36,23 @@ _FOREIGN_SETTINGS = {
 def unknown_options(task: str, attributes: Mapping[str, Any]) -> Iterator[str]:
     """Name data attributes that resemble an option. Functions and methods may have any name."""
     for name, value in attributes.items():
-        if name in TASK_OPTIONS or not _is_data(value):
-            continue
-        if name in _FOREIGN_OPTIONS:
-            yield f"task {task}: {name}={value!r}: use {_FOREIGN_OPTIONS[name]} instead"
-            continue
-        is_setting = name in SETTING_NAMES
-        hint = _hint(_nearest(name.removeprefix("singleton_") if is_setting else name, TASK_OPTIONS))
-        if hint or is_setting or name.startswith(("lock_", "on_lock_")):
-            yield f"task {task}: {name}={value!r}: there is no such option{hint}"
+        advice = _advice(name)
+        if advice and _is_data(value):
+            yield f"task {task}: {name}={value!r}: {advice}"
+
+
+@lru_cache(1000)
+def _advice(name: str) -> str:
+    """Return what is said of data with this name, "" if nothing. It is kept, as all tasks have Celery's attributes."""
+    if name in TASK_OPTIONS:
+        return ""
+    if name in _FOREIGN_OPTIONS:
+        return f"use {_FOREIGN_OPTIONS[name]} instead"
+    is_setting = name in SETTING_NAMES
+    near = _nearest(name.removeprefix("singleton_") if is_setting else name, TASK_OPTIONS)
+    if near or is_setting or name.startswith(("lock_", "on_lock_")):
+        return f"there is no such option{_hint(near)}"
+    return ""
 
 
 def refuse_keywords(task: str, given: Mapping[str, Any]) -> None:
