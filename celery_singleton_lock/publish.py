@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery.utils import uuid
@@ -27,6 +28,7 @@ from celery_singleton_lock.policies import name_of
 from celery_singleton_lock.policies.decisions import Duplicate, Fail, SkipRun
 from celery_singleton_lock.reservation import (
     RESERVATION_HEADER,
+    free_reservation,
     has_ended,
     has_lost_result,
     header_of,
@@ -65,7 +67,13 @@ def publish(
         return send()
     ttl = lifetime(task, options.get("countdown") or options.get("eta"), options.get("expires") or task.expires)
     spec = reservation(config, uuid(), args, kwargs, ttl)
-    holder = _reserve(task, config, spec)
+    try:
+        holder = _reserve(task, config, spec)
+    except BaseException as error:
+        is_refused = isinstance(error, StoreError) and not isinstance(error, StoreUnavailable)
+        if not is_refused:  # the store may have granted it
+            _free_later(task, config, spec)
+        raise
     if holder is not None:
         existing = _instead(task, config, spec, holder)
         if existing is not None:
@@ -138,6 +146,13 @@ def _cancel(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
         log = about(task, spec.task_id, spec.lock)
         context_of(task.app).outages.log(log, "could not release its reservation: %s", error)
         record_failure(task, spec, "release", error)
+
+
+def _free_later(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
+    """Release a reservation that the store may have granted, in the background."""
+    app, call = task.app, context_of(task.app).callbacks.call
+    released = replace(spec, ttl=config.options.lock_ttl)
+    free_reservation(app, released, lambda message: call(partial(publish_next, app, message)))
 
 
 def _free(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> None:

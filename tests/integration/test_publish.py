@@ -6,17 +6,20 @@ import contextlib
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from celery import Celery, chain, chord, group
 from celery.beat import ScheduleEntry, Scheduler
+from celery.exceptions import SoftTimeLimitExceeded
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import DuplicateTask, Holder, StoreUnavailable
 from celery_singleton_lock import signals as lock_signals
 from celery_singleton_lock.line.joining import LONGEST_COPY_DELAY
+from celery_singleton_lock.store.redis.store import RedisStore
+from celery_singleton_lock.store.requests import LeaseSpec
 from tests.in_time import in_time
 from tests.integration.environment import SOON, WorkerEnvironment
 from tests.integration.tasks import make_app
@@ -477,6 +480,32 @@ def test_unreachable_store(
     assert f"job.{name}[{result.id}] could not acquire its lock, and is sent without it: " in caplog.text
     app_without_store.tasks[f"job.{name}"].delay(env.tag)
     assert 1 == len([one for one in caplog.records if one.levelname == "WARNING"])
+
+
+def test_reservation_that_was_not_answered(env: WorkerEnvironment, nowhere: str) -> None:
+    """The reservation of a call that fails, as too few replicas have it, is released: the next call is no duplicate of it."""
+    options = {"singleton_lock_replicas": 1, "singleton_lock_store_timeout": 1.0}
+    app = make_app({**dict(env.app.conf), "task_default_queue": nowhere, **options})
+    with pytest.raises(StoreUnavailable):
+        app.tasks["job.publish_strict"].delay(env.tag)
+    until(lambda: not env.is_locked("publish_strict"), "the lock is free")
+    assert 0 == messages(env, nowhere)
+    app.close()
+
+
+def test_interrupted_reservation(env: WorkerEnvironment, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is that of a caller who is interrupted when the store has granted it, as by a time limit."""
+    acquire = RedisStore.acquire
+
+    def interrupted(self: RedisStore, spec: LeaseSpec) -> NoReturn:
+        acquire(self, spec)
+        raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(RedisStore, "acquire", interrupted)
+    with pytest.raises(SoftTimeLimitExceeded):
+        env.job("publish").apply_async((env.tag,), queue=nowhere)
+    until(lambda: not env.is_locked("publish"), "the lock is free")
+    assert 0 == messages(env, nowhere)
 
 
 def test_unreachable_store_raises(
