@@ -11,6 +11,7 @@ from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.app.trace import build_tracer, task_has_custom
 from celery.exceptions import Ignore
+from celery.signals import task_postrun
 
 from celery_singleton_lock.delivery.properties import PROPERTY, new_token
 
@@ -47,7 +48,7 @@ def around_body(task: Any, args: Sequence[Any], supervised: bool = False) -> flo
     """Seconds from the tracer's call of a task to that call's end; the body should do nothing.
 
     The request is made and pushed, and what is called is chosen, as `celery.app.trace.build_tracer` (5.7) does; that
-    is not measured.
+    is not measured. Nor is its signal of the end.
     """
     call = task if task_has_custom(task, "__call__") else task.run
     push_current_task(task)
@@ -59,6 +60,7 @@ def around_body(task: Any, args: Sequence[Any], supervised: bool = False) -> flo
         pass
     finally:
         took = perf_counter() - begin
+        task_postrun.send(sender=task, task_id=task.request.id, task=task, state="SUCCESS")
         task.request_stack.pop()
         pop_current_task()
     return took

@@ -73,9 +73,14 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
         state: how it ended, as the tracer knows it.
     """
     attempt = attempt_of(sender) if hasattr(sender, "request_stack") else None
-    if attempt is None or attempt.state is None:
-        return
-    context, lease = attempt.context, attempt.state
+    if attempt is not None and attempt.state is not None:
+        _finish(attempt, attempt.state, state)
+    if attempt is not None:
+        attempt.request = None  # each knows the other, so the task's arguments would stay until Python collects garbage
+
+
+def _finish(attempt: Attempt, lease: LeaseState, state: str | None) -> None:
+    context = attempt.context
     if lease.unreleased and lease.deadline:
         release(attempt, lease, success=False)
     elif lease.unreleased:  # nobody knows whether the store has granted it

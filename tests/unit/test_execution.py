@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -811,6 +812,29 @@ def test_pending_releases_leave_no_receivers(singleton: Singleton, store: FakeSt
         return len(task_postrun.receivers), len(weakref.finalize._registry)  # type: ignore[attr-defined]
 
     assert leave(1) == leave(2) == leave(3)
+
+
+def test_run_leaves_no_garbage(singleton: Singleton) -> None:
+    """The arguments of a task are freed when it has ended: no cycle keeps them until Python collects garbage."""
+
+    class Argument:
+        """Something large."""
+
+    @singleton(name="x", lock_key="key")
+    def task(argument: Argument) -> None: ...
+
+    def run() -> weakref.ref[Argument]:
+        argument = Argument()
+        deliver(task, argument)
+        return weakref.ref(argument)
+
+    run()  # what the first run imports and makes
+    gc.collect()
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
 
 
 def test_renewal_thread_that_cannot_start(singleton: Singleton, app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
