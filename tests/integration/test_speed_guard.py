@@ -61,10 +61,10 @@ def test_declaration() -> None:
 
 
 def test_frames(own_stage: Stage) -> None:
-    """Around a body no more than 245 Python functions are called (238 with Python 3.11, Celery 5.7, redis-py 8.1, no hiredis)."""
+    """Around a body no more than 255 Python functions are called (246 with Python 3.11, Celery 5.7, redis-py 8.1, no hiredis)."""
     cycle = partial(around_body, own_stage.tasks[OURS], SCALARS, supervised=True)
     cycle()  # makes plan, connection and scripts
     called = calls(cycle)
     around = called[called.index("wrapper") : called.index("pop")]
     assert nothing.__name__ in around
-    assert 35 < len(around) <= 245, " ".join(around)
+    assert 35 < len(around) <= 255, " ".join(around)
