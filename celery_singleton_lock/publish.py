@@ -152,7 +152,7 @@ def _free_later(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
     """Release a reservation that the store may have granted, in the background."""
     app, call = task.app, context_of(task.app).callbacks.call
     released = replace(spec, ttl=config.options.lock_ttl)
-    free_reservation(app, released, lambda message: call(partial(publish_next, app, message)))
+    free_reservation(app, released, lambda message: call(partial(publish_next, app, message)), unanswered=True)
 
 
 def _free(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> None:

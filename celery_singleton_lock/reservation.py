@@ -55,10 +55,14 @@ def reservation_of(headers: Any, prefix: str) -> LeaseSpec | None:
     return LeaseSpec(base, digest, queued_token(task_id), ttl, task_id, queued=True, limit=limit)
 
 
-def free_reservation(app: Any, spec: LeaseSpec, publish: Callable[[str], object]) -> None:
-    """Release the reservation of a message that no worker will start, in the background; `publish` the next in line."""
+def free_reservation(app: Any, spec: LeaseSpec, publish: Callable[[str], object], unanswered: bool = False) -> None:
+    """Release the reservation of a message that no worker will start, in the background; `publish` the next in line.
+
+    Arguments:
+        unanswered: the store may not have it. In an outage, some of these are left to expire.
+    """
     pending = PendingRelease(spec, success=False, outcome=False, publish=publish)
-    context_of(app).renewer.release_later(pending)
+    context_of(app).renewer.release_later(pending, unanswered)
 
 
 def has_ended(task: Any, holder: Holder) -> bool:
