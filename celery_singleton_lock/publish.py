@@ -16,7 +16,7 @@ from celery.utils import uuid
 
 from celery_singleton_lock.config.call_options import LOCK_OPTIONS_HEADER
 from celery_singleton_lock.config.task_config import TaskConfig, config_of_call
-from celery_singleton_lock.context import context_of
+from celery_singleton_lock.context import ProcessContext, context_of
 from celery_singleton_lock.delivery.decision import policy_of
 from celery_singleton_lock.delivery.ending import end_call
 from celery_singleton_lock.delivery.recording import record_failure
@@ -102,7 +102,7 @@ def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
     spec.record = RunRecord(name_of(policy) if counts else "")
     try:
         result = context.store.acquire(spec)
-        if result.holder is not None and has_ended(task, result.holder):
+        if result.holder is not None and (_was_never_sent(context, result.holder) or has_ended(task, result.holder)):
             _free(task, config, spec, result.holder)
             result = context.store.acquire(spec)
     except GracePeriod as error:  # it meets its lock when it starts
@@ -142,10 +142,17 @@ def _instead(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> 
 def _cancel(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
     try:
         _release(task, config, spec)
-    except StoreError as error:  # it expires
+    except StoreError as error:
         log = about(task, spec.task_id, spec.lock)
         context_of(task.app).outages.log(log, "could not release its reservation: %s", error)
         record_failure(task, spec, "release", error)
+        if isinstance(error, StoreUnavailable):  # else it expires
+            _free_later(task, config, spec)
+
+
+def _was_never_sent(context: ProcessContext, holder: Holder) -> bool:
+    """Tell whether this process is about to release the reservation of a message that it has not sent."""
+    return holder.state == "queued" and context.renewer.is_releasing(queued_token(holder.task_id))
 
 
 def _free_later(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
@@ -156,8 +163,8 @@ def _free_later(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
 
 
 def _free(task: Any, config: TaskConfig, spec: LeaseSpec, holder: Holder) -> None:
-    """Release the reservation of a message that has ended."""
-    about(task, spec.task_id, spec.lock, holder).info("is published, as task %s has ended", holder.task_id)
+    """Release the reservation of a message that has ended, or was never sent."""
+    about(task, spec.task_id, spec.lock, holder).info("is published, as task %s will not run", holder.task_id)
     ended = replace(spec, token=queued_token(holder.task_id), task_id=holder.task_id, place=None, record=NO_RECORD)
     _release(task, config, ended)
 

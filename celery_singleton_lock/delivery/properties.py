@@ -67,6 +67,6 @@ def take_delivery(request: Any) -> Delivery:
 
 def delivery_of(request: Any) -> Delivery:
     """Return what the worker has noted of a request's delivery."""
-    properties = request.properties
+    properties = getattr(request, "properties", None)  # no request after `task_postrun`
     found = properties.get(PROPERTY) if isinstance(properties, dict) else None
     return Delivery(*found) if isinstance(found, tuple) else Delivery()  # a message cannot bring a tuple

@@ -84,6 +84,9 @@ class PendingReleases:
             pending.due = self._clock()
             self._pending[pending.spec.token] = pending
 
+    def __contains__(self, token: str) -> bool:
+        return token in self._pending
+
     def run_due(self, until: float) -> float:
         """Attempt what is due, up to a time when renewals are; return when the next attempt is due."""
         for pending in list(self._pending.values()):
@@ -101,6 +104,10 @@ class PendingReleases:
             except StoreError as error:  # it refuses, and will refuse again
                 pending.confirmed = 2
                 self._on_refused(error, pending.spec)
+            except Exception:  # of a credential provider, say, which all of them would meet
+                for other in list(self._pending.values()):
+                    other.due = max(other.due, pending.due)
+                raise
             if pending.confirmed >= 2:
                 self._pending.pop(pending.spec.token, None)
         return min((pending.due for pending in list(self._pending.values())), default=math.inf)

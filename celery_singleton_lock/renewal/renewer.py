@@ -93,6 +93,10 @@ class Renewer(Generic[L]):
         self._pending.add(pending, unanswered)
         self._loop.wake(self._clock())
 
+    def is_releasing(self, token: str) -> bool:
+        """Tell whether a lease, or a reservation, waits to be released."""
+        return token in self._pending
+
     def end(self) -> None:
         """Renew nothing from now on, and end the thread."""
         self._loop.end()

@@ -493,6 +493,55 @@ def test_reservation_that_was_not_answered(env: WorkerEnvironment, nowhere: str)
     app.close()
 
 
+def test_next_call_after_a_lost_answer(env: WorkerEnvironment, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call right after one whose reservation was not answered, nor released yet, is published: it meets no message."""
+    acquire, release = RedisStore.acquire, RedisStore.release
+    lost = [True]
+
+    def unanswered(self: RedisStore, *args: Any, **named: Any) -> Any:
+        found = acquire(self, *args, **named)
+        if lost:
+            raise StoreUnavailable("the answer is lost")
+        return found
+
+    def unreleased(self: RedisStore, *args: Any, **named: Any) -> Any:
+        if lost:
+            raise StoreUnavailable("it is not released yet")
+        return release(self, *args, **named)
+
+    monkeypatch.setattr(RedisStore, "acquire", unanswered)
+    monkeypatch.setattr(RedisStore, "release", unreleased)
+    with pytest.raises(StoreUnavailable):
+        env.job("publish_strict").apply_async((env.tag,), queue=nowhere)
+    assert env.is_locked("publish_strict")
+    lost.clear()
+    result = env.job("publish_strict").apply_async((env.tag,), queue=nowhere)
+    assert result.duplicate is None
+    assert 1 == messages(env, nowhere)
+
+
+def test_failed_publication_in_an_outage(env: WorkerEnvironment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reservation of a message that could not be sent is released when the store can be reached again."""
+    release, away = RedisStore.release, [True]
+
+    def unreleased(self: RedisStore, *args: Any, **named: Any) -> Any:
+        if away:
+            raise StoreUnavailable("away")
+        return release(self, *args, **named)
+
+    def fail(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OperationalError("away, too")
+
+    monkeypatch.setattr(RedisStore, "release", unreleased)
+    with monkeypatch.context() as patch:
+        patch.setattr(env.app, "send_task", fail)
+        with pytest.raises(OperationalError):
+            env.job("publish").delay(env.tag)
+    assert env.is_locked("publish")
+    away.clear()
+    until(lambda: not env.is_locked("publish"), "the lock is free")
+
+
 def test_interrupted_reservation(env: WorkerEnvironment, nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is that of a caller who is interrupted when the store has granted it, as by a time limit."""
     acquire = RedisStore.acquire

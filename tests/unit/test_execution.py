@@ -497,6 +497,22 @@ def test_own_retry_does_not_carry_the_retry_state(singleton: Singleton, store: F
     assert "singleton_retry_state" not in published
 
 
+def test_retry_by_a_receiver_of_the_end(singleton: Singleton, store: FakeStore, app: Any) -> None:
+    """A receiver of `task_postrun` may retry the task, as one that is connected after the library's own."""
+
+    @singleton(name="x", bind=True, default_retry_delay=0)
+    def task(self: Any) -> None: ...
+
+    def again(sender: Any, **_: Any) -> None:
+        sender.retry(throw=False)
+
+    task_postrun.connect(again, sender=task)
+    with app.connection_for_write() as connection, connection.SimpleQueue("celery") as queue:
+        queue.clear()
+        deliver(task)
+        assert 1 == queue.get(timeout=5).headers["retries"]
+
+
 @pytest.mark.parametrize("options", [{}, {"autoretry_for": (ValueError,)}], ids=["own", "auto"])
 def test_token_is_not_published_with_a_retry(singleton: Singleton, store: FakeStore, app: Any, options: Any) -> None:
     """The message of a retry, the task's own or an automatic one, has neither the token nor our property."""

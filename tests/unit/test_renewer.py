@@ -16,7 +16,7 @@ from celery_singleton_lock import LockLost, StoreError, StoreUnavailable
 from celery_singleton_lock import lease as lease_module
 from celery_singleton_lock.lease import Lease, LeaseState
 from celery_singleton_lock.renewal.body import BodyRenewal
-from celery_singleton_lock.renewal.loop import BackgroundLoop
+from celery_singleton_lock.renewal.loop import ERROR_DELAY, BackgroundLoop
 from celery_singleton_lock.renewal.pending import PendingRelease
 from celery_singleton_lock.renewal.renewer import Renewer
 from celery_singleton_lock.store.memory import MemoryStore
@@ -685,6 +685,21 @@ def test_refused_release_is_reported(store: FakeStore, handler: BodyRenewal, clo
     go_on(renewer, clock, clock() + 10 * TTL)
     assert [("task-u", "the store refused: NOPERM")] == errors
     assert 1 == len(store.released)
+
+
+def test_error_that_is_not_the_stores(renewer: Renewer[LeaseState], store: FakeStore, clock: Clock) -> None:
+    """An error of a user's code, such as a credential provider's, is met once in an interval, however many releases wait."""
+    for number in range(20):
+        release_later(renewer, unanswered(str(number)))
+    store.failure = ValueError("no secret")
+    errors, end = 0, clock() + TTL
+    while clock() < end:
+        try:
+            clock.time = max(clock(), renewer.renew_due())
+        except ValueError:
+            errors += 1
+            clock.advance(ERROR_DELAY)
+    assert 10 <= errors <= 13
 
 
 def test_renewals_come_before_pending_releases(
