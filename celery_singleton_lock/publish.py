@@ -102,7 +102,7 @@ def _reserve(task: Any, config: TaskConfig, spec: LeaseSpec) -> Holder | None:
     spec.record = RunRecord(name_of(policy) if counts else "")
     try:
         result = context.store.acquire(spec)
-        if result.holder is not None and (_was_never_sent(context, result.holder) or has_ended(task, result.holder)):
+        if result.holder is not None and (_will_not_start(context, result.holder) or has_ended(task, result.holder)):
             _free(task, config, spec, result.holder)
             result = context.store.acquire(spec)
     except GracePeriod as error:  # it meets its lock when it starts
@@ -150,8 +150,8 @@ def _cancel(task: Any, config: TaskConfig, spec: LeaseSpec) -> None:
             _free_later(task, config, spec)
 
 
-def _was_never_sent(context: ProcessContext, holder: Holder) -> bool:
-    """Tell whether this process is about to release the reservation of a message that it has not sent."""
+def _will_not_start(context: ProcessContext, holder: Holder) -> bool:
+    """Tell whether this process is about to release the reservation of a message: it was never sent, or will not be started."""
     return holder.state == "queued" and context.renewer.is_releasing(queued_token(holder.task_id))
 
 

@@ -73,13 +73,15 @@ def after_run(sender: Any = None, state: str | None = None, **_: Any) -> None:
         state: how it ended, as the tracer knows it.
     """
     attempt = attempt_of(sender) if hasattr(sender, "request_stack") else None
-    if attempt is not None and attempt.state is not None:
+    if attempt is None:
+        return
+    if attempt.state is not None:
         _finish(attempt, attempt.state, state)
-    if attempt is not None:
-        attempt.request = None  # each knows the other, so the task's arguments would stay until Python collects garbage
+    attempt.request = None  # each knows the other, so the task's arguments would stay until Python collects garbage
 
 
 def _finish(attempt: Attempt, lease: LeaseState, state: str | None) -> None:
+    """Release the lease if that is still to be done, and tell a redelivery that waits how the task ended."""
     context = attempt.context
     if lease.unreleased and lease.deadline:
         release(attempt, lease, success=False)
