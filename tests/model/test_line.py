@@ -1,7 +1,7 @@
 """Explores all states of messages that wait in line, with the faults that the library is to survive.
 
-Each world of `WORLDS` is exhausted in each run of the tests, and those of `LARGE` by `tox -e model`: no state is left then.
-That is over the store in memory. Walks at random go through all of these worlds over the scripts on Redis, too.
+Each world of `WORLDS` is exhausted in each check (`tox -e model`), and those of `LARGE` at night (`tox -e model-large`): no state
+is left then. That is over the store in memory. Walks at random go through all of these worlds over the scripts on Redis, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.servers import RedisServer
 
 pytestmark = pytest.mark.long
 
-#: Whether large worlds are explored, too: `tox -e model`. Else each of them gets so many walks.
+#: Whether large worlds are explored, too. Else each of them gets so many walks.
 EXPLORES_ALL = os.environ.get("MODEL") == "all"
 WALKS = 500
 #: So many walks go through each world on both stores.
@@ -177,7 +177,7 @@ def test_every_state(name: str) -> None:
     print(f"{name}: {len(explore(WORLDS[name]).seen)} states")
 
 
-@pytest.mark.skipif(not EXPLORES_ALL, reason="explored by `tox -e model`")
+@pytest.mark.skipif(not EXPLORES_ALL, reason="explored by `tox -e model-large`")
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", LARGE)
 def test_every_state_of_a_large_world(name: str) -> None:
