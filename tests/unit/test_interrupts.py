@@ -70,16 +70,28 @@ def _clean() -> Iterator[None]:
     assert {} == module._armed
 
 
-def fire_soon(interrupt: Any, seconds: float) -> None:
-    """Fire it from another thread. Called by the body, so that it is armed; in its `try`, as a busy machine may fire at once."""
-    threading.Timer(seconds, interrupt.fire).start()
+def firing(interrupt: Any, seconds: float) -> Callable[[], None]:
+    """Return what the body calls to be interrupted by another thread so many seconds later, or at once on a busy machine.
+
+    The thread starts here: `Thread.start` makes a `KeyError` of an exception that is raised in it.
+    """
+    begun = threading.Event()
+
+    def fire() -> None:
+        begun.wait()
+        time.sleep(seconds)
+        interrupt.fire()
+
+    threading.Thread(target=fire).start()
+    return begun.set
 
 
 def run_and_fire(interrupt: Any, seconds: float, body: Callable[[], Any]) -> Any:
     """Run the body, and fire the interrupt so many seconds after its start."""
+    fire_soon = firing(interrupt, seconds)
 
     def fired() -> Any:
-        fire_soon(interrupt, seconds)
+        fire_soon()
         return body()
 
     return run(interrupt, fired)
@@ -163,10 +175,11 @@ def test_body_may_catch_it_and_go_on(place: Place) -> None:
 
     def work() -> None:
         interrupt, caught = here(), []
+        fire_soon = firing(interrupt, 0.02)
 
         def body() -> str:
             try:
-                fire_soon(interrupt, 0.02)
+                fire_soon()
                 spin(time.monotonic() + LATE)
             except LockLost:
                 caught.append(1)
@@ -184,6 +197,7 @@ def test_nested_bodies(place: Place) -> None:
 
     def work() -> None:
         outer, inner = here("outer"), here("inner")
+        fire_soon = firing(outer, 0.02)
         seen = []
 
         def body() -> None:
@@ -192,7 +206,7 @@ def test_nested_bodies(place: Place) -> None:
             seen.append("inner lost")
             spin(time.monotonic() + 0.02)
             seen.append("outer went on")
-            fire_soon(outer, 0.02)
+            fire_soon()
             spin(time.monotonic() + LATE)
 
         with pytest.raises(LockLost):
@@ -246,11 +260,12 @@ def test_users_own_handler_is_kept() -> None:
 def test_users_signal_after_an_interrupt() -> None:
     """A signal of the user's raises nothing in a body that has caught its interrupt before."""
     interrupt, got = here(), []
+    fire_soon = firing(interrupt, 0.02)
     signal.signal(signal.SIGURG, lambda number, frame: got.append(number))
 
     def body() -> str:
         with contextlib.suppress(LockLost):
-            fire_soon(interrupt, 0.02)
+            fire_soon()
             spin(time.monotonic() + LATE)
         signal.raise_signal(signal.SIGURG)
         return "went on"
@@ -423,7 +438,7 @@ def test_fired_between_end_and_disarm(place: Place) -> None:
             def fire_and_disarm(interrupt: Any = interrupt, disarm: Any = disarm, fired: list[int] = fired) -> None:
                 if not fired:
                     fired.append(1)
-                    in_thread(interrupt.fire)
+                    interrupt.fire()
                 disarm()
 
             interrupt.disarm = fire_and_disarm
