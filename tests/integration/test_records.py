@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -20,7 +20,6 @@ from tests.servers import RedisServer, until
 
 pytestmark = pytest.mark.long
 
-POOLS = ("prefork", "threads", "gevent")
 #: What a body does -> how its run is recorded, and with which error.
 ENDS = {
     "return": ("success", ""),
@@ -36,14 +35,14 @@ def extra_conf(own_store: RedisServer) -> dict[str, Any]:
     return {"singleton_lock_url": own_store.url()}
 
 
-@pytest.fixture(scope="module")
-def worker_specs() -> Sequence[WorkerSpec]:
-    return [WorkerSpec(pool) for pool in POOLS]
+@pytest.fixture(scope="module", params=["prefork", "threads", "gevent"])
+def pool(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-@pytest.fixture(params=POOLS)
-def queue(request: pytest.FixtureRequest, env: WorkerEnvironment) -> str:
-    return str(env.worker_of(request.param).worker_queue)
+@pytest.fixture
+def queue(env: WorkerEnvironment, pool: str) -> str:
+    return str(env.worker_of(pool).worker_queue)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +91,7 @@ def test_ends(env: WorkerEnvironment, queue: str, act: str) -> None:
     assert outcome in OUTCOMES
 
 
+@pytest.mark.parametrize("pool", ["prefork"], indirect=True)
 def test_killed_child(env: WorkerEnvironment) -> None:
     """The run of a killed child is recorded, with who it was."""
     result = env.hold("skip")
@@ -170,7 +170,7 @@ def test_renewals(env: WorkerEnvironment, queue: str) -> None:
     assert [] == [line for node in env.setup.worker_cluster for line in node.lines("met an error")]
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads"], indirect=True)
 def test_renewals_before_the_end(
     env: WorkerEnvironment, fresh_worker: Callable[..., LocalWorkerNode], pool: str
 ) -> None:

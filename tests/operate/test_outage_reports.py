@@ -19,6 +19,8 @@ from tests.integration.nodes import WorkerSpec
 from tests.operate.test_refusing_store import REFUSALS
 from tests.servers import RedisServer, until
 
+pytestmark = pytest.mark.long
+
 BEGAN, ENDED = "singleton-outage-began", "singleton-outage-ended"
 #: Longer than any moment of slowness.
 TTL = {"lock_options": {"lock_ttl": 15}}

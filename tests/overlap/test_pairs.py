@@ -50,7 +50,7 @@ EXPIRES_SOON = {"lock_options": {"lock_ttl": 4.0}}
 #: Seconds of a call to a store that is away: more than a moment of slowness.
 STORE_TIMEOUT = 4.0
 #: The cases wait for each other's places.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 #: Cases that run side by side. Each occupies up to three children.
 SIDE_BY_SIDE = 10
 
