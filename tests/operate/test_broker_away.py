@@ -19,6 +19,7 @@ from celery_singleton_lock.store.keys import queued_token
 from celery_singleton_lock.store.requests import LeaseSpec
 from tests.servers import RedisServer, free_port
 
+pytestmark = pytest.mark.long
 BASE = "singleton:{shop.sync}"
 SAID = "the broker could not be reached, so w1@host was not asked"
 

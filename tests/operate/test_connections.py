@@ -27,6 +27,7 @@ from tests.connections import Connections
 from tests.operate.django_project import WITH_ADMIN, DjangoProject
 from tests.servers import RedisServer
 
+pytestmark = pytest.mark.long
 TIMES = 1000
 BASE = "singleton:{shop.sync}"
 

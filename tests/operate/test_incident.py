@@ -17,6 +17,7 @@ import pytest
 from tests.operate.test_example import left_behind, messages_come_back_soon
 from tests.servers import Process, free_port, new_directory, remove_directory, until
 
+pytestmark = pytest.mark.long
 PROJECT = Path(__file__).resolve().parents[2]
 PAGE = PROJECT / "docs" / "operate" / "stuck-lock.md"
 BLOCK = re.compile(r"(?<=<!-- transcript -->\n```console\n).*?(?=```\n<!-- /transcript -->)", re.DOTALL)

@@ -30,6 +30,7 @@ from tests.overlap.test_line import in_line
 from tests.overlap.test_replace import reason
 from tests.servers import Process, until
 
+pytestmark = pytest.mark.long
 #: Webhooks in a storm. Each costs three deliveries, so the 10,000 of `tox -e storm` take minutes.
 EVENTS = int(os.environ.get("STORM_EVENTS", "1000"))
 #: Seconds in which their messages are handled.
