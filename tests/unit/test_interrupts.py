@@ -82,7 +82,7 @@ def firing(interrupt: Any, seconds: float) -> Callable[[], None]:
         time.sleep(seconds)
         interrupt.fire()
 
-    threading.Thread(target=fire).start()
+    threading.Thread(target=fire, daemon=True).start()  # a body that fails before never calls it
     return begun.set
 
 
