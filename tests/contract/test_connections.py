@@ -62,7 +62,7 @@ def test_verbs_of_the_store(
 def test_verbs_of_the_records(counter: tuple[RedisServer, Connections], lease_request: MakeRequest, verb: str) -> None:
     """A thousand calls that read or write records need one connection."""
     server, count = counter
-    store = RedisStore(connector(server.url(), {}), 1.0, None, 10)
+    store = RedisStore(connector(server.url(), {}), 30.0, None, 10)
     for number in range(TIMES):
         RECORD_CALLS[verb](store.records(), lease_request(f"{number % 7}"))
     count.check(1, 1)

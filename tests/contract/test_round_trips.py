@@ -46,7 +46,8 @@ def sends(redis_server: RedisServer) -> Sends:
 def app(own_server: Callable[..., RedisServer]) -> Iterator[Celery]:
     """Yield an app whose store knows many task names, each with a run that has ended, one that expired, and one that goes on."""
     server = own_server()
-    app = Celery("many", broker="memory://", set_as_current=False, changes={"singleton_lock_url": server.url()})
+    settings = {"singleton_lock_url": server.url(), "singleton_lock_store_timeout": 30.0}
+    app = Celery("many", broker="memory://", set_as_current=False, changes=settings)
     store: Any = context_of(app).store
     store.records().add_tasks("singleton:tasks", {name: name for name in NAMES})
     for name in NAMES:
@@ -69,7 +70,7 @@ def counted(app: Celery) -> Sends:
     """Count what the app's store sends from now on."""
     context = context_of(app)
     found = Sends(context.settings.url)
-    context.store = RedisStore(found.connect, history=100)
+    context.store = RedisStore(found.connect, 30.0, history=100)
     context.store.records().tasks("singleton:tasks")  # connects
     found.count = 0
     return found

@@ -90,7 +90,7 @@ def test_options_cost_no_command(env: WorkerEnvironment, queue: str, own_store: 
     job = env.job(name)
     env.get(job.apply_async((env.other_tag("warm"),), queue=queue))
     with Monitor(own_store.url()) as monitor:
-        env.get(job.apply_async((env.tag,), queue=queue))
+        env.get(job.apply_async((env.tag,), queue=queue, lock_options={"lock_ttl": LONG}))
         env.finish_node(queue)
     assert (2, 0) == (len(monitor.commands), monitor.connections), monitor.commands
     if name == "throttled":  # its cooldown lasts for ten minutes

@@ -106,10 +106,11 @@ def test_hard_body(hard_bodies: Callable[[str], Watch], name: str) -> None:
 
 def test_renewal_ends_with_the_body(env: WorkerEnvironment) -> None:
     """After the body's end its key is released and no longer renewed, while the same thread renews for other bodies."""
-    result = env.hold("skip_short")
+    options = {"lock_options": {"lock_ttl": 6}}
+    result = env.hold("skip_short", **options)
     until_renewed(env, 1)
     other = env.other_tag("other")
-    env.hold("skip_short", other)
+    env.hold("skip_short", other, **options)
     env.let_go()
     assert "held" == env.get(result)
     assert not env.is_locked("skip_short")

@@ -617,7 +617,8 @@ class TestSameTaskId:
     ) -> None:
         """A chord whose member's whole worker was killed runs its body once, after another worker got the message."""
         node = fresh_worker(WorkerSpec("threads", concurrency=1))
-        first = env.job("skip_short").si(env.tag, ["hold", "return"]).set(queue=node.worker_queue)
+        first = env.job("skip_short").si(env.tag, ["hold", "return"])
+        first.set(queue=node.worker_queue, lock_options={"lock_ttl": 6})
         result = self.held_twice(env, chord([first, other(env)], collect(env)))
         node.kill()
         assert ["done", "done"] == env.get(result)

@@ -177,7 +177,7 @@ def test_renewals_before_the_end(
     """A worker that stops reports at its end, though it has renewed a lease only a moment before."""
     before = counted(env, "told").get("renewals", 0)
     node = fresh_worker(WorkerSpec(pool, concurrency=1))
-    result = env.hold("told", queue=node.worker_queue)
+    result = env.hold("told", queue=node.worker_queue, lock_options={"lock_ttl": 9})
     until(lambda: env.lock_signals(env.key("told"), "lock_renewed"), "it is renewed")
     env.let_go()
     assert "held" == env.get(result)
@@ -189,7 +189,7 @@ def test_renewals_before_the_end(
 @pytest.mark.parametrize("newcomer", [False, True])
 def test_success_after_a_loss(env: WorkerEnvironment, queue: str, newcomer: bool) -> None:
     """A body that goes on without its lease, and succeeds, is recorded as a success; its run says what became of the lease."""
-    result = env.hold("skip_short", queue=queue)
+    result = env.hold("skip_short", queue=queue, lock_options={"lock_ttl": 9})
     before = counted(env, "skip_short").get("last_success", 0)
     env.job("skip_short").force_unlock(env.tag)  # type: ignore[attr-defined]
     if newcomer:

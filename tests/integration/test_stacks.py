@@ -54,7 +54,7 @@ def test_kept_gil(env: WorkerEnvironment) -> None:
     """A body that keeps the GIL is named."""
     busy = env.job("skip").delay(env.tag, "keep_gil", 4.0)
     env.wait_for("start")
-    assert "_keep_gil" in stacks_of(env.worker.container.process, timeout=0.5)
+    until(lambda: "_keep_gil" in stacks_of(env.worker.container.process, timeout=0.5), "it is named")
     assert "kept" == env.get(busy)
 
 

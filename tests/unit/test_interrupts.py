@@ -218,14 +218,14 @@ def test_nested_bodies(place: Place) -> None:
 
 def test_two_threads_at_once() -> None:
     """Only the thread whose body lost its lock is interrupted."""
-    mine, ready, results = [], threading.Barrier(3), {}
+    mine, ready, over, results = [], threading.Barrier(3), threading.Event(), {}
 
     def work(name: str) -> None:
         interrupt = here()
         mine.append((name, interrupt))
         ready.wait()
         try:
-            run(interrupt, lambda: spin(time.monotonic() + 0.3))
+            run(interrupt, lambda: until(over.is_set, timeout=LATE))
             results[name] = "whole"
         except LockLost:
             results[name] = "lost"
@@ -236,8 +236,9 @@ def test_two_threads_at_once() -> None:
     ready.wait()
     until(lambda: len(module._armed) == 2)
     dict(mine)["a"].fire()
-    for thread in threads:
-        thread.join()
+    threads[0].join()
+    over.set()
+    threads[1].join()
     assert {"a": "lost", "b": "whole"} == results
 
 

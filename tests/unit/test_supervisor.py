@@ -190,13 +190,13 @@ def test_what_a_living_child_holds_is_not_released(
     supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]
 ) -> None:
     """Nothing is released for a child that lives, a stopped one included; it is renewed."""
-    pid, one = fork(), lease_request("one", ttl=3.0)
+    pid, one = fork(), lease_request("one", ttl=6.0)
     store.acquire(one)
     accept(supervisor, pid, one)
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     until(lambda: len(store.renewals) >= 4)
-    assert time.monotonic() - began > 3.0, "four renewals take longer than the TTL"
+    assert time.monotonic() - began > 6.0, "four renewals take longer than the TTL"
     assert held(store, one)
     assert [] == store.released
 
@@ -211,7 +211,7 @@ def test_child_that_was_given_another_attempt(
     accept(supervisor, pid, new)
     os.kill(pid, signal.SIGKILL)
     until(lambda: not held(store, new))
-    assert ["new"] == store.released
+    assert {"new"} == set(store.released)
 
 
 def test_store_away_at_a_death(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
@@ -339,12 +339,12 @@ def test_delivery_past_its_cap_is_not_renewed(
 
 def test_attempt_without_a_lease_yet(supervisor: Supervisor, store: FakeStore, fork: Callable[[], int]) -> None:
     """An attempt that has no lease yet is kept in view while the pool waits for its end."""
-    one = lease_request("one", ttl=3.0)
+    one = lease_request("one", ttl=6.0)
     accept(supervisor, fork(), one)
     until(lambda: store.renewals)
     assert AcquireStatus.GRANTED is store.acquire(one).status
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 4.0)
+    until(lambda: time.monotonic() - began > 7.0)
     assert held(store, one)
 
 
