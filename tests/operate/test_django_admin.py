@@ -205,6 +205,14 @@ def ask(browser: Browser, key: str) -> Browser:
     return browser
 
 
+def release(browser: Browser, key: str) -> None:
+    """Release a lock in the list, again until its worker answers in its second."""
+    ask(browser, key).click("Release the lock")
+    while "The worker did not answer." in browser.text():  # nothing was released
+        browser.click("Back to the list")
+        ask(browser, key).click("Release the lock")
+
+
 def test_killed_worker(site: Site, open_browser: Callable[[str], Browser], killed: str) -> None:
     """The lock of a killed worker is listed; the node is silent; with the permission to force, it is released and logged."""
     browser = open_browser("expert")
@@ -240,10 +248,8 @@ def test_vanished_body(site: Site, open_browser: Callable[[str], Browser]) -> No
     browser = ask(open_browser("operator"), key)
     assert "The worker says that it does not run this task." in browser.text("#content")
     assert locks.show(site.app, key), "it was only asked"
-    browser.click("Release the lock")
-    while "The worker did not answer." in browser.text():  # in its second: nothing was released
-        browser.click("Back to the list")
-        ask(browser, key).click("Release the lock")
+    browser.click("Back to the list")
+    release(browser, key)
     told = browser.text(".messagelist .success")
     assert told.startswith("Released: worker-1@local does not run this task; ")
     assert told.endswith(f"; key {key}")
@@ -410,11 +416,9 @@ def test_filters_after_an_action(site: Site, open_browser: Callable[[str], Brows
     query = "?task=books.tasks.close&node=worker-1%40local&q=filtered+%26+kept"
     browser = open_browser("operator")
     browser.open(f"{site.address}{LIST}{query}")
-    browser.click_in_row(key, "Release…")
-    browser.click("Back to the list")
+    ask(browser, key).click("Back to the list")
     assert f"{site.address}{LIST}{query}" == browser.url
-    browser.click_in_row(key, "Release…")
-    browser.click("Release the lock")
+    release(browser, key)
     assert f"{site.address}{LIST}{query}" == browser.url
     assert "No locks." in browser.text("#result_list")
 

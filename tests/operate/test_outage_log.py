@@ -40,7 +40,8 @@ def test_outage_under_load(
     """In an outage, each process writes one WARNING when it begins and one line when it is over, however many messages come."""
     processes = 2 if pool_name == "prefork" else 1
     worker = fresh_worker(WorkerSpec(pool_name, 2))
-    holder = env.job("skip_shortest").apply_async((env.tag, "hold"), queue=worker.worker_queue)
+    options = {"lock_options": {"lock_ttl": 6}}  # whose renewals do not fail under the load after the outage
+    holder = env.job("skip_shortest").apply_async((env.tag, "hold"), queue=worker.worker_queue, **options)
     env.wait_for("start")
     before = len(lines(worker))
     store.stop()

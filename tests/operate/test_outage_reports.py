@@ -80,7 +80,10 @@ def test_acquires_fail(env: WorkerEnvironment, client: Any, refusal: str) -> Non
         for result in retried:
             env.wait_for_state(result, "RETRY")
         assert "done" == env.get(env.job("store_run").delay(env.tag))
-        outage = until(lambda: begun(env, "acquire", 4), "the worker tells of the outage")
+        outage = until(
+            lambda: (found := begun(env, "acquire", 4)) and found["without_lock"] and found,
+            "the worker tells of the outage",
+        )
         assert began - 1 <= outage["since"] <= time.time() + 1
         assert (1, True) == (outage["without_lock"], outage["postponed"] >= 3)
         (event,) = until(lambda: events(stream, BEGAN), "an event tells of it")

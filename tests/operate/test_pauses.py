@@ -62,7 +62,7 @@ def test_author_reason_and_since(app: Celery) -> None:
     (as_json,) = json.loads(command(app, "list", "--json").output)
     assert ("ann", "move of the\ndatabase") == (as_json["holder"]["by"], as_json["holder"]["reason"])
     shown = command(app, "show", f"{BASE}:lock:*").output
-    assert shown.startswith("held by an operator's pause (by ann, move of the\\ndatabase, for 0."), shown
+    assert shown.startswith("held by an operator's pause (by ann, move of the\\ndatabase, for "), shown
     told = json.loads(command(app, "pause", "--task", TASK, "--for", "1h", "--json").output)
     (lock,) = locks.find(app)
     assert ("", told["by"]) == (lock.holder.reason, lock.holder.by)
@@ -103,7 +103,7 @@ def test_duplicate_is_told(app: Celery) -> None:
     assert ("ann@web", "a move") == (told.value.holder.by, told.value.holder.reason)
     assert 0 < told.value.holder.age < 30 < told.value.holder.remaining
     locks.pause(app, 90, key=sync.lock_key_for(), reason="another", by="bob@web")
-    with pytest.raises(DuplicateTask, match="by bob@web, another, for 0"):
+    with pytest.raises(DuplicateTask, match="by bob@web, another, for "):
         sync.apply(throw=True)
 
 

@@ -111,7 +111,9 @@ def test_cancelled_consumer(env: WorkerEnvironment, broker: Monitor, fresh_worke
     queue = str(node.worker_queue)
     env.hold("wait_long", queue=queue)
     (waiting,) = enqueue(env, "wait_long", 1, queue=queue)
-    env.app.control.cancel_consumer(queue, destination=[node.hostname()], reply=True)
+    env.app.control.cancel_consumer(queue, destination=[node.hostname()])
+    consumed = env.app.control.inspect([node.hostname()]).active_queues
+    until(lambda: consumed() == {node.hostname(): []}, "it consumes the queue no more")
     env.app.control.add_consumer(queue, destination=[other.hostname()], reply=True)
     env.let_go()
     assert "done" == env.get(waiting)

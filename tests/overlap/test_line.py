@@ -178,7 +178,8 @@ def test_expiry(env: WorkerEnvironment) -> None:
     """A message that expires while it waits ends as REVOKED, as in a queue, and does not keep others waiting."""
     env.hold("wait_short_ttl", **HOLDS)
     expired = in_time(partial(joined, env, "wait_short_ttl"))
-    (last,) = enqueue(env, "wait_short_ttl", 1)
+    last = env.job("wait_short_ttl").delay(env.tag)
+    env.worker.wait_for_lines(f"[{last.id}]", "waits in line")
     env.wait_for_state(expired, "REVOKED")
     env.let_go()
     assert "done" == env.get(last)
@@ -387,6 +388,7 @@ def test_pending_run_that_expires(env: WorkerEnvironment) -> None:
     first = env.hold("once_more")
     expired = in_time(partial(joined, env, "once_more"))
     env.wait_for_state(expired, "REVOKED")
+    until(lambda: in_line(env, "once_more") == 0, "it has left the line")
     (last,) = enqueue(env, "once_more", 1)
     env.let_go()
     assert ["held", "done"] == [env.get(first), env.get(last)]

@@ -64,7 +64,7 @@ def test_calls_with_another_policy(env: WorkerEnvironment, policy: Policy) -> No
 def test_two_messages_with_one_id(env: WorkerEnvironment) -> None:
     """Two messages in one line with the same task id, and other arguments, both run: copies of the second come meanwhile."""
     first = env.hold("wait_short_ttl", **HOLDS)
-    (waiting,) = enqueue(env, "wait_short_ttl", 1, kwargs={"acts": ["sleep"], "seconds": 2.5})
+    (waiting,) = enqueue(env, "wait_short_ttl", 1, kwargs={"acts": ["sleep"], "seconds": 2.5}, **HOLDS)
     enqueue(env, "wait_short_ttl", 1, kwargs={"acts": ["return", "return"]}, task_id=waiting.id)
     env.let_go()
     until(lambda: len(env.events("end")) == 3, "all have run")

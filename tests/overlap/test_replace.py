@@ -210,7 +210,9 @@ def test_stream_of_newcomers(env: WorkerEnvironment, prefork: None) -> None:
     sent = []
 
     def is_over() -> bool:
+        before = env.tickets("replace_hard")
         sent.append(env.job("replace_hard").delay(env.tag))
+        until(lambda: env.tickets("replace_hard") != before or sent[-1].ready(), "it waits, or has run")
         time.sleep(0.3)
         return bool(first.state == states.REVOKED)
 
@@ -312,7 +314,7 @@ def test_success_of_a_terminated_task(env: WorkerEnvironment, prefork: None) -> 
     # Without its parent, which Celery stores as REVOKED at first.
     assert f"then {env.tag}" == env.get(env.app.AsyncResult(last.id))
     assert "done" == env.get(second)
-    assert states.SUCCESS == last.parent.state
+    env.wait_for_state(last.parent, states.SUCCESS)
 
 
 @pytest.mark.parametrize("name", ["skip", "replace_hard"])

@@ -359,7 +359,7 @@ def test_slow_store(pool: str) -> None:
     with _holding(pool, ttl=9.0, proxied=True) as env:
         with env.schedule.during("slow"):
             env.proxy.delay = 3.0
-            env.wait("store error", 4.5, task_id=_first(env)["task_id"])  # of a renewal
+            env.wait("store error", task_id=_first(env)["task_id"])  # of a renewal
             env.last(0.5)
             env.proxy.delay = 0.0
         _untouched(env, 9.0)
@@ -371,7 +371,7 @@ def test_half_open(pool: str) -> None:
     with _holding(pool, proxied=True) as env:
         with env.schedule.during("half-open"):
             env.proxy.hanging.set()
-            env.wait("store error", 3.5, task_id=_first(env)["task_id"])
+            env.wait("store error", task_id=_first(env)["task_id"])
             env.last(0.5)
             env.proxy.silence()  # the open connections never reply again
             env.proxy.hanging.clear()
