@@ -222,9 +222,8 @@ class Case:
             assert self.value(duplicate) is None
         elif self.outcome == "failed":
             assert isinstance(self.error(duplicate), DuplicateTask)
-        if not (
-            self.has("on_duplicate=replace") and self.has("on_lock_lost=raise")
-        ):  # which interrupts the first body soon
+        # With both of these, the first body is interrupted within a second, and the other one starts.
+        if not (self.has("on_duplicate=replace") and self.has("on_lock_lost=raise")):
             assert [] == self.started(duplicate)
         return duplicate
 
