@@ -79,6 +79,12 @@ def test_stores_answer_alike(on_redis: Callable[..., ClockedRedisStore]) -> None
     play_all(on_redis())
 
 
+@pytest.mark.parametrize("seed", ["3f5ebb3e 29388"])
+def test_sequence_that_showed_a_difference(on_redis: Callable[..., ClockedRedisStore], seed: str) -> None:
+    """So they do to those to which they did not, one night."""
+    assert not difference_in(on_redis(), *random_sequence(seed))
+
+
 def test_clock(on_redis: Callable[..., ClockedRedisStore], client: Any) -> None:
     """Commands answer as on a server without it; a key exists until its time is over, and as long as it has members."""
     store, key = on_redis(), f"clock:{secrets.token_hex(8)}"

@@ -160,6 +160,8 @@ class Line:
         head = next(iter(self.waiting), "")
         if self.is_of(head, spec, place):
             self.remove(head)
+        if not (self.waiting or self.quiet_latest):  # the keys are gone, and with them when they would expire
+            self.expires = 0.0
         return bool(self.waiting)
 
     def is_of(self, ticket: str, spec: LeaseSpec, place: Place) -> bool:
