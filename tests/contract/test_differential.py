@@ -81,7 +81,7 @@ def test_stores_answer_alike(on_redis: Callable[..., ClockedRedisStore]) -> None
 
 @pytest.mark.parametrize("seed", ["3f5ebb3e 29388"])
 def test_sequence_that_showed_a_difference(on_redis: Callable[..., ClockedRedisStore], seed: str) -> None:
-    """So they do to those to which they did not, one night."""
+    """The stores answer alike to sequences to which they once did not."""
     assert not difference_in(on_redis(), *random_sequence(seed))
 
 

@@ -96,8 +96,10 @@ def test_no_replica(pair: Pair, lease_request: MakeRequest, monkeypatch: pytest.
     }
     calls[verb]()  # so that the server knows its script
     pair.cut()
+    begun = time.monotonic()
     with pytest.raises(StoreUnavailable, match="0 replicas have its answer, but singleton_lock_replicas is 1"):
         calls[verb]()
+    assert time.monotonic() - begun < 2 * TIMEOUT
     pair.mend()
     until(lambda: pair.store.renew([held]) == [RenewResult.RENEWED], "it counts again")
 

@@ -160,7 +160,7 @@ class Line:
         head = next(iter(self.waiting), "")
         if self.is_of(head, spec, place):
             self.remove(head)
-        if not (self.waiting or self.quiet_latest):  # the keys are gone, and with them when they would expire
+        if not (self.waiting or self.quiet_latest):  # as on Redis, which deletes an empty key and its TTL
             self.expires = 0.0
         return bool(self.waiting)
 
