@@ -601,6 +601,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "throttled_briefly": {"lock_ttl": 600, "lock_at_least": 3},
     "throttled_retry": {"lock_ttl": 600, "lock_at_least": 3, "on_duplicate": SOON},
     "capped": {"lock_ttl": 2, "lock_at_most": 3},
+    "capped_long": {"lock_ttl": 600, "lock_at_most": 1200},  # a lease is renewed early as its cap comes near
     "capped_told": {"lock_ttl": 2, "lock_at_most": 3, "on_lock_lost": "raise"},
     "poison": {"acks_late": True, "reject_on_worker_lost": True, "max_starts": 2, "lock_ttl": 2},
     "once": {"max_starts": 1, "lock_ttl": 600},
