@@ -495,14 +495,16 @@ class _Line:
     Arguments:
         waiting: ticket -> when it joined, in this order.
         lapsed: tickets that have lost their place.
+        called: tickets whose turn has come. A message that has spent its turn in a busy queue may start once the lock is free.
     """
 
     waiting: dict[str, float] = field(default_factory=dict)
     lapsed: set[str] = field(default_factory=set)
+    called: set[str] = field(default_factory=set)
 
     def rank(self, ticket: str) -> int:
         """Return how many messages came before the one with this ticket; those that joined unseen may be the first."""
-        if ticket and ticket not in self.waiting and ticket not in self.lapsed:
+        if ticket and ticket not in self.waiting and (ticket not in self.lapsed or ticket in self.called):
             return 0
         return list(self.waiting).index(ticket) if ticket in self.waiting else len(self.waiting)
 
@@ -538,6 +540,10 @@ def _move(event: Event, line: _Line, faults: list[Fault]) -> Iterator[Violation]
     if event["does"] == "join":
         line.waiting[ticket] = at
         line.lapsed.discard(ticket)
+        line.called.discard(ticket)
+        return
+    if event["does"] == "turn":
+        line.called.add(ticket)
         return
     joined = line.waiting.pop(ticket, at)
     if event["does"] == "lapse":
@@ -615,25 +621,29 @@ def _starts(events: Sequence[Event], bodies: Sequence[Body], limits: Limits) -> 
 
 
 def _quiet(events: Sequence[Event], bodies: Sequence[Body]) -> Iterator[Violation]:
-    """Find locks that were granted, or reserved for the next in line, too soon after a call."""
+    """Find locks that were granted, or reserved for the next in line, too soon after a call.
+
+    A message that comes again after an outage also begins the time after which nobody waits for quiet: its joining shows it.
+    """
     quiet = {body.key: body.quiet for body in bodies if body.quiet[0]}
-    calls: dict[str, list[float]] = {}
+    came: dict[str, list[tuple[float, bool]]] = {}  # when, and whether it was a call
     turns: dict[str, float] = {}
     for event in events:
         key, at = event.get("key", ""), event["at"]
+        is_call = event["what"] == "store" and bool(event.get("policy"))
         if event["what"] == "store reset":
-            calls, turns = {}, {}
-        elif event["what"] == "store" and event.get("policy") and key in quiet:
-            calls.setdefault(key, []).append(at)
+            came, turns = {}, {}
+        elif key in quiet and (is_call or (event["what"] == "line" and event["does"] == "join")):
+            came.setdefault(key, []).append((at, is_call))
         elif event["what"] == "store" and event["does"] == ["take"] and event["verb"] != "reacquire" and key in quiet:
             turn = turns.setdefault(key, at)
             if not event.get("reserved"):
-                before = [call for call in calls.pop(key, ()) if call <= turn]
+                before = [one for one in came.get(key, ()) if one[0] <= turn]
+                came[key] = came.get(key, [])[len(before) :]
                 del turns[key]
-                if before and turn < min(before[-1] + quiet[key][0], before[0] + quiet[key][1]) - 0.05:
-                    yield Violation(
-                        "quiet", f"{key}: turn at {turn:.2f}, calls from {before[0]:.2f} to {before[-1]:.2f}"
-                    )
+                calls = [when for when, is_call in before if is_call]
+                if calls and turn < min(calls[-1] + quiet[key][0], before[0][0] + quiet[key][1]) - 0.05:
+                    yield Violation("quiet", f"{key}: turn at {turn:.2f}, calls from {calls[0]:.2f} to {calls[-1]:.2f}")
 
 
 def table(violations: Iterable[Violation]) -> str:

@@ -281,6 +281,8 @@ class Commands(threading.Thread):
         command, key, verb = words[0].upper(), words[1], call.script.verb
         if ":line:" in key:
             self._in_line(at, words, call)
+        elif ":waiting:" in key and command == "HSET":
+            self._on_text(at, words, call)
         elif key.endswith(":replaced") and command == "ZADD":
             call.replaced = words[3]
         elif key.endswith(":used") and command == "ZADD" and verb == "acquire":
@@ -344,6 +346,12 @@ class Commands(threading.Thread):
                 self._note_line(at, "superseded", lock, words[2])
             else:
                 call.left = at, lock, words[2]
+
+    def _on_text(self, at: float, words: list[str], call: Call) -> None:
+        """Record that a message of a line is published, as its turn has come: its text is taken out of the store."""
+        *_, field, text = words
+        if field.endswith(":message") and not text and (len(words) == 6 or call.args[0] == f"{RESERVED}line"):
+            self._note_line(at, "turn", words[1].replace(":waiting:", ":lock:"), field.removesuffix(":message"))
 
     def _use(self, words: list[str], call: Call) -> None:
         """Read which message starts, or is about to leave the line because another takes its place."""

@@ -367,6 +367,9 @@ def test_lost_its_place(fault: Fault | None, verdict: set[str]) -> None:
     lapsed = [*JOINED, moves(9, "lapse", "t1")]
     assert verdict == found([*lapsed, taken(10, "b", "t2")], *([fault] if fault else []))
     assert {"order"} == found([*lapsed, taken(10, "a", "t1")], Fault("pause", 3, 4))
+    assert set() == found([moves(3.5, "turn", "t1"), *lapsed, taken(10, "a", "t1")], Fault("pause", 3, 4))
+    again = [moves(3.5, "turn", "t1"), *lapsed, moves(9.5, "join", "t1"), moves(9.6, "lapse", "t1")]
+    assert {"order"} == found([*again, taken(10, "a", "t1")], Fault("pause", 3, 4))
 
 
 def test_line_that_the_probe_does_not_know() -> None:
@@ -858,3 +861,20 @@ def test_quiet(calls: list[float], turn: float, verdict: set[str]) -> None:
     events += [{**e, "heir_of": ["line"]} for e in option("a", turn + 0.2, 15, quiet=(1.0, 2.0))]
     assert verdict == found(events)
     assert set() == found([*events, event("store reset", turn - 0.1)])
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {**store(11.1, "acquire", "call"), "sent": True, "policy": "run_once_more"},  # between a turn and its start
+        moves(11.1, "join", "t1"),  # a message comes again after an outage
+    ],
+)
+def test_longest_quiet_time(first: Event) -> None:
+    """Two seconds after the first message that waits, a new call does not prolong the wait."""
+    call = {**store(13.2, "acquire", "call"), "sent": True, "policy": "run_once_more"}
+    turns = [{**store(at, "acquire", "line", "take"), "reserved": True} for at in (11.0, 13.3)]
+    starts = [*option("a", 11.2, 11.5, quiet=(1.0, 2.0)), *option("b", 13.4, 13.6, quiet=(1.0, 2.0))]
+    events = [call, *turns, *({**start, "heir_of": ["line"]} for start in starts), freed(11.5, "a")]
+    assert {"quiet"} == found(events)
+    assert set() == found([first, *events])

@@ -250,7 +250,8 @@ def test_line(scene: Scene) -> None:
     scene.store.release(first, True)
     assert ["take", "free", "take", "take", "free", "take"] == [does for *_, does in scene.seen()]
     joins = [("join", "t1"), ("join", "t2"), ("join", "t3")]
-    assert [*joins, ("leave", "t2"), ("superseded", "t3"), ("join", "t4")] == _moves(scene)
+    moves = [("leave", "t2"), ("turn", "t1"), ("superseded", "t3"), ("join", "t4"), ("turn", "t4")]
+    assert [*joins, *moves] == _moves(scene)
     takes = [event for event in scene.ledger.events("store", verb="acquire") if "ticket" in event]
     assert ["", "t1"] == [take["ticket"] for take in takes]
     assert set() == scene.found()
@@ -301,7 +302,7 @@ def test_lapse(scene: Scene) -> None:
     scene.store.release(scene.a, True)
     _starts(scene, "t2")
     scene.seen()
-    assert [("join", "t1"), ("lapse", "t1"), ("join", "t2")] == _moves(scene)
+    assert [("join", "t1"), ("lapse", "t1"), ("join", "t2"), ("turn", "t2")] == _moves(scene)
     assert {"order"} == scene.found()
     assert set() == scene.found(Fault("stop", 0))
 
