@@ -27,6 +27,8 @@ LOCKS, TASKS, OTHER_KEYS = 20_000, 20, 1_000_000
 TARGET, PATIENCE = 0.5, 3
 #: Longest time (µs) for which one call may keep the server busy.
 LONGEST_CALL = 5000
+#: In how many runs a busy machine must leave each call alone once.
+RUNS = 30
 SET_MANY = "for i = 1, ARGV[2] do redis.call('SET', 'other:' .. ARGV[1] .. ':' .. i, i) end"
 
 
@@ -67,21 +69,23 @@ def app(server: RedisServer) -> Celery:
 def test_no_call_is_long(server: RedisServer, app: Celery, look: Callable[[Celery], Any]) -> None:
     """No call takes more than 5 ms of the server's time, and none looks at other keys.
 
-    The calls of a run are the same in each run, since the locks do not change. So the shortest time of each call in three runs is
-    its own, without what the machine did meanwhile.
+    The calls of a run are the same in each run, since the locks do not change. So the shortest time of each call in several runs
+    is its own, without what the machine did meanwhile.
     """
-    runs = []
+    shortest: list[int] = []
     with redis.Redis.from_url(server.url()) as client:
         look(app)  # loads the scripts
         client.config_resetstat()
-        for _ in range(3):
+        for _ in range(RUNS):
             client.slowlog_reset()
             look(app)
             entries = client.slowlog_get(100_000)
-            runs.append([entry["duration"] for entry in entries if not entry["command"].startswith(b"SLOWLOG")])
+            times = [entry["duration"] for entry in entries if not entry["command"].startswith(b"SLOWLOG")]
+            shortest = [*map(min, zip(shortest or times, times, strict=True))]
+            if max(shortest) <= LONGEST_CALL:
+                break
         assert not {"cmdstat_scan", "cmdstat_keys"} & set(client.info("commandstats"))
-    assert 1 == len(set(map(len, runs)))
-    assert max(map(min, zip(*runs, strict=True))) <= LONGEST_CALL
+    assert max(shortest) <= LONGEST_CALL
 
 
 def test_list_is_quick(server: RedisServer, app: Celery) -> None:
