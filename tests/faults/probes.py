@@ -128,11 +128,13 @@ class Deaths(Watching):
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger, 0.02)
         self._handles: dict[int, int] = {}
-        self._known: set[int] = set()
+        self._count = 0  # of the starts that it has seen
 
     def step(self) -> None:
-        for pid in {event["pid"] for event in self.ledger.events("start")} - self._known:
-            self._known.add(pid)
+        new = self.ledger.events("start")[self._count :]
+        self._count += len(new)
+        # In a long run, another process may have the number of a dead one.
+        for pid in {event["pid"] for event in new} - set(self._handles.values()):
             try:
                 self._handles[os.pidfd_open(pid)] = pid
             except OSError:

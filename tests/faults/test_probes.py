@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 from collections.abc import Iterator
 from hashlib import sha1
@@ -22,7 +23,7 @@ from tests.faults import probes
 from tests.faults.checker import Violation, check
 from tests.faults.harness import WorkerEnvironment
 from tests.faults.ledger import Event, Ledger, name_of
-from tests.faults.probes import Commands, Keys, Script, Watching, scripts
+from tests.faults.probes import Commands, Deaths, Keys, Script, Watching, scripts
 from tests.faults.schedule import Fault, Limits, Schedule
 from tests.servers import RedisServer, until
 
@@ -402,3 +403,16 @@ def test_clocks_are_read_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "now", lambda: next(times))
     monkeypatch.setattr(probes.time, "time", lambda: next(walls))
     assert 11.0 - 1001.0 == probes._offset()
+
+
+def test_death_of_a_process_with_a_used_number(tmp_path: Path) -> None:
+    """A process that has the number of one that died before is seen to die, too."""
+    ledger = Ledger(tmp_path)
+    deaths = Deaths(ledger)
+    with subprocess.Popen(["true"]) as process:
+        pass
+    for _ in range(2):
+        ledger.note("start", pid=process.pid)
+        deaths.step()
+        deaths.step()
+    assert [process.pid, process.pid] == [death["of"] for death in ledger.events("death")]
