@@ -41,7 +41,10 @@ def cpu_of(sample: Sample) -> Sample:
 
 
 def test_cycle(own_stage: Stage) -> None:
-    """All around a body uses at most twelve times the CPU time of the same two commands over a raw socket."""
+    """All around a body uses at most twelve times the CPU time of the same two commands over a raw socket.
+
+    Both also make a request; the former pushes it, too, and sends Celery's signal of the end.
+    """
     with own_stage.socket() as raw:
         found = cycle.candidates(own_stage, raw)
         compared = {name: median_of(cpu_of(found[name]), 50) for name in (cycle.RAW, cycle.LIBRARY)}
