@@ -143,6 +143,7 @@ def test_features_end_in_an_outage(what: str) -> None:
         with row.env.schedule.during("pause" if what == "body ended" else "outage") as fault:
             row.env.store.pause()
             if what == "body ended":
+                row.env.schedule.add("reply")  # to the releases, which the store executes when it goes on
                 row.go()
             for body in row.bodies:
                 row.env.end(body) if what == "body ended" else row.env.kill_child(body["pid"])
