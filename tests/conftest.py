@@ -127,8 +127,9 @@ def pytest_runtest_makereport(
     report = yield
     if call.excinfo is not None and is_timeout(call.excinfo.value):
         for worker in LocalWorker.in_use:
+            logged = last_minute(worker.logs())  # before it also contains the stacks
             report.sections.append((f"stacks of {worker.name}", stacks_of(worker.process)))
-            report.sections.append((f"last minute of {worker.name}", last_minute(worker.logs())))
+            report.sections.append((f"last minute of {worker.name}", logged))
     return report
 
 
