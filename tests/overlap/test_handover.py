@@ -128,8 +128,8 @@ def test_warm_shutdown(env: WorkerEnvironment, fresh_worker: StartWorker) -> Non
     waiting = enqueue(env, "wait_long", 2, queue=queue)
     name = nodes[0].hostname()
     active = env.app.control.inspect([name], timeout=10.0).active
-    # Celery before 5.7 never ends if it is told to just while it reads such an end.
-    until(lambda: 1 == len((active() or {name: ()})[name]), "it has read the ends of those that wait")
+    # Celery before 5.7 may hang if it is told to stop just while it reads the result of a task that raised.
+    until(lambda: 1 == len((active() or {name: ()})[name]), "it has read the results of those that wait")
     nodes[0].kill(signal.SIGTERM)
     nodes[0].wait_for_lines("Warm shutdown")
     env.app.control.add_consumer(queue, destination=[nodes[1].hostname()], reply=True)
