@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import commands
+from benchmarks import commands, sweep
 from benchmarks.deliveries import Deliveries
 from benchmarks.stage import Stage, stage
 from benchmarks.tasks import OURS, SCALARS, declare, make_app, nothing
@@ -68,3 +68,26 @@ def test_frames(own_stage: Stage) -> None:
     around = called[called.index("wrapper") : called.index("pop")]
     assert nothing.__name__ in around
     assert 35 < len(around) <= 255, " ".join(around)
+
+
+def test_key(own_stage: Stage) -> None:
+    """The key of three scalars is made with 45 Python calls at most (37 with Python 3.11)."""
+    key = partial(own_stage.tasks[OURS].lock_key_for, *SCALARS)
+    key()  # makes the plan of the task
+    called = calls(key)
+    assert 10 < len(called) <= 45, " ".join(called)
+
+
+def test_sweep(own_stage: Stage) -> None:
+    """Leases are renewed by hundreds, each with 36 Python calls at most (30 with Python 3.11, redis-py 8.1, no hiredis)."""
+    with sweep.leases(own_stage, 300, sweep.FAR, by_thread=False) as (renewer, held):
+
+        def work() -> None:
+            for lease in held:
+                lease.due = 0.0
+            renewer.renew_due()
+
+        work()  # loads the script
+        assert 3 == len(own_stage.sent(work))
+        called = calls(work)
+    assert 10 < len(called) / 300 <= 36, Counter(called).most_common(20)
