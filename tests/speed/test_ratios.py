@@ -1,8 +1,8 @@
-"""Times and CPU times, compared within one run: nothing has become three times as slow.
+"""Times and CPU times, compared within one run: nothing has become many times as slow.
 
-Less than that shows in the counts of `tests/integration/test_speed_guard.py`, or in `benchmarks`: on a busy machine, the best of
-300 rounds was 1.7 times as long as on an idle one, while that of the reference was not. The rounds take seconds together, as a
-machine may be slow for a while.
+Of many rounds the best one of each counts, and the rounds take seconds together, as a machine may be slow for a while. Even so, a
+busy machine has made such a ratio 1.7 times as large. What has become twice as slow shows in `benchmarks`, and in the counts of
+`tests/integration/test_speed_guard.py`.
 """
 
 from __future__ import annotations
