@@ -73,18 +73,21 @@ def test_receiver_killed(rabbitmq_server: RabbitMQServer) -> None:
 def test_message_that_never_starts() -> None:
     """A revoked message frees its lock while it waits for its time to start; the lock of a lost or expired message expires."""
     with WorkerEnvironment(ttl=TTL, singleton_lock_queue_ttl=QUEUED) as env:
-        worker, begin = env.worker("threads", 1), now()
-        lost = env.send("publish", "lost", expect="none", queue="nowhere")
-        revoked = env.send("publish", "revoked", expect="none", countdown=60)
-        expired = env.send("publish", "expired", expect="none", countdown=4, expires=2)
-        for tag, result in {"lost": lost, "revoked": revoked, "expired": expired}.items():
-            assert result.id == env.send("publish", tag).id == _reserved(env, tag)
+        worker, sent, begin = env.worker("threads", 1), {}, {}
+        for tag, options in {
+            "lost": {"queue": "nowhere"},
+            "revoked": {"countdown": 60},
+            "expired": {"countdown": 4, "expires": 2},
+        }.items():
+            begin[tag] = now()
+            sent[tag] = env.send("publish", tag, expect="none", **options)
+            assert sent[tag].id == env.send("publish", tag).id == _reserved(env, tag)
         for tag, bound in {"expired": 2.0, "lost": QUEUED}.items():
             until(lambda tag=tag: not _reserved(env, tag), f"{tag} is free")  # type: ignore[misc]
-            env.measured(f"41 message {tag}: its lock is free", bound + SOON, now() - begin, at_least=bound - 0.5)
-        assert revoked.id == _reserved(env, "revoked")
-        begin = now()
-        env.app.control.revoke(revoked.id, destination=[worker.node], reply=True, timeout=LATE)
+            env.measured(f"41 message {tag}: its lock is free", bound + SOON, now() - begin[tag], at_least=bound - 0.5)
+        assert sent["revoked"].id == _reserved(env, "revoked")
+        revoked = now()
+        env.app.control.revoke(sent["revoked"].id, destination=[worker.node], reply=True, timeout=LATE)
         until(lambda: not _reserved(env, "revoked"), "revoked is free")
-        env.measured("41 message revoked: its lock is free", SOON, now() - begin)
+        env.measured("41 message revoked: its lock is free", SOON, now() - revoked)
         env.finish()
