@@ -455,7 +455,7 @@ def test_renewal_answered_late() -> None:
         env.know_scripts()
         before = len(_renewals(env))
         with env.schedule.during("outage"):
-            env.proxy.delay = 0.9
+            env.proxy.delay = 0.6  # of a store_timeout of 1 s
             until(lambda: len(_renewals(env)) >= before + 2, "renewed twice", 3 * TTL)
             env.last(1.2)  # the reply has arrived
             env.proxy.hanging.set()
