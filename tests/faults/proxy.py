@@ -28,7 +28,7 @@ class Proxy:
         self._drops = 0  # how many of these requests are still to come, of which every second gets no reply
         self._made = self._silent = 0  # numbers of all connections, and of those that are silent for good
         self._closed = False
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._pairs: list[_Pair] = []
         self._mutex = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", self.port))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -50,7 +50,7 @@ class Proxy:
         with self._mutex:
             pairs, self._pairs = self._pairs, []
         for pair in pairs:
-            _end(*pair)
+            pair.end()
 
     def silence(self) -> None:
         """Forward nothing more on the existing connections, and leave them open."""
@@ -74,10 +74,10 @@ class Proxy:
             except OSError:
                 return
             server.settimeout(None)
-            with self._mutex:
-                self._pairs.append((client, server))
             self._made += 1
-            _Pair(self, self._made, client, server)
+            pair = _Pair(self, self._made, client, server)
+            with self._mutex:
+                self._pairs.append(pair)
 
     def wants_drop(self, data: bytes) -> int | None:
         """Return how many bytes of the reply to this request may pass; None for all."""
@@ -102,13 +102,27 @@ class _Pair:
         self._client = client
         self._server = server
         self._passes: int | None = None
+        self._running = 2
+        self._mutex = threading.Lock()
         for direction in (self._requests, self._replies):
             threading.Thread(target=self._run, args=(direction,), daemon=True).start()
 
     def _run(self, direction: object) -> None:
         with contextlib.suppress(OSError):
             direction()  # type: ignore[operator]
-        _end(self._client, self._server)
+        self.end()
+        with self._mutex:
+            self._running -= 1
+            if not self._running:  # before that, the other thread may use a number that a new socket would get
+                self._client.close()
+                self._server.close()
+
+    def end(self) -> None:
+        """Shut down both connections; the thread of the last direction closes them."""
+        with self._mutex:
+            for end in (self._client, self._server):
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
 
     def _requests(self) -> None:
         while data := self._client.recv(_CHUNK):
@@ -124,16 +138,8 @@ class _Pair:
             if self._proxy.delay:
                 time.sleep(self._proxy.delay)
             if self._passes is not None:
-                self._proxy.dropped += (
-                    1  # counted first: a short reply may pass completely, and then the client does not wait
-                )
+                # Counted first: a short reply may pass completely, and then the client does not wait.
+                self._proxy.dropped += 1
                 self._client.sendall(data[: self._passes])
                 return
             self._client.sendall(data)
-
-
-def _end(*ends: socket.socket) -> None:
-    for end in ends:
-        with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-        end.close()
